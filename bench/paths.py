@@ -63,19 +63,19 @@ def _workload(name: str) -> tuple[sartor.Federation, Any, dict[str, Any]]:
         return fed, sartor.models.lenet5(fed), {"local": local, "eval_every": 1}
     if name == "lanes":
         fed = device.made_up(100, 900, 100)
-        return fed, sartor.models.lenet5(fed), {"local": sartor.Local(batch=64, lr=0.01)}
+        return fed, sartor.models.lenet5(fed), {"local": sartor.Local(epochs=1, batch=64, lr=0.01)}
     if name == "small":
         fed = device.made_up(1000, 50, 10)
-        local = sartor.Local(batch=10, lr=0.1)
+        local = sartor.Local(epochs=1, batch=10, lr=0.1)
         return fed, device.TwoLayers(), {"local": local, "participation": 50, "eval_every": 10}
     if name == "dnn":
         fed = _equal(100, 600, 784)
-        return fed, sartor.models.dnn(fed), {"local": sartor.Local(batch=20, lr=0.05)}
+        return fed, sartor.models.dnn(fed), {"local": sartor.Local(epochs=1, batch=20, lr=0.05)}
     if name == "texts":
         fed = _texts()
         return fed, sartor.models.lstm(fed), {"local": sartor.Local(batch=400, steps=20, lr=0.1)}
     fed = device.made_up(100, 256, 8)
-    return fed, sartor.models.resnet8(fed), {"local": sartor.Local(batch=64, lr=0.01)}
+    return fed, sartor.models.resnet8(fed), {"local": sartor.Local(epochs=1, batch=64, lr=0.01)}
 
 
 def _without(*functions: Any) -> Callable[[], Any]:

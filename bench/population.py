@@ -59,7 +59,7 @@ def main() -> None:
         model=sartor.models.lenet5(fed),
         rounds=args.rounds,
         participation=args.cohort,
-        local=sartor.Local(epochs=1, batch=10),
+        local=sartor.Local(epochs=1, batch=10, lr=0.05),
         store=args.store,
         eval_every=args.rounds,
         points=("pre",),

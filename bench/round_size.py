@@ -56,7 +56,9 @@ def entered(method: str) -> list[set[CodeType]]:
     threading.setprofile(seen)
     sys.setprofile(seen)
     try:
-        sartor.fit(method, federation, rounds=ROUNDS.stop + 1, device="cpu", progress=False)
+        local = sartor.Local(epochs=1, batch=32, lr=0.05)
+        rounds = ROUNDS.stop + 1
+        sartor.fit(method, federation, rounds=rounds, local=local, device="cpu", progress=False)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -872,7 +872,7 @@ def of_advice() -> Iterator[Configuration]:
                 yield Configuration(name, _ask(data, target=target, features="raw"))
     data = functools.partial(sizeable, 0.5)
     small = functools.partial(sizeable, 0.5, "classes", 12)
-    local = Local(lr=0.1, batch=4)
+    local = Local(epochs=1, lr=0.1, batch=4)
     yield Configuration("advice/scaled, ridge", _ask(data, ridge=0.1))
     yield Configuration("advice/pca", _ask(data, features="pca:1"))
     yield Configuration("advice/budget", _ask(data, budget_mb=0.01, budget_rounds=5))

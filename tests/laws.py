@@ -45,6 +45,8 @@ from tests.toys import (
 SGD = Local(epochs=1, batch=4, lr=0.2)
 HEAVY = Local(epochs=2, batch=4, lr=0.05, momentum=0.9, weight_decay=0.01, keep_optimiser=True)
 RESTART = replace(HEAVY, keep_optimiser=False, drop_last=True)
+ADAM = Local(epochs=2, batch=4, lr=0.02, optimizer="adam", weight_decay=0.01, keep_optimiser=True)
+ADAMW = replace(ADAM, optimizer="adamw", keep_optimiser=False, clip_norm=1.0)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Case:
     def __str__(self) -> str:
         """Name the case in the list of tests."""
         kinds = {id(SGD): "", id(HEAVY): "-heavy", id(RESTART): "-restart"}
+        kinds |= {id(ADAM): "-adam", id(ADAMW): "-adamw"}
         name = self.method if isinstance(self.method, str) else self.method.__name__
         options = "-".join(str(v) if isinstance(v, str) else k for k, v in self.options.items())
         kind = f"{kinds.get(id(self.local), '-own')}{'-linear' if self.linear else ''}"
@@ -86,6 +89,11 @@ VARIANTS: list[Case] = [
     Case("local", {"participation": "sampled"}),
     Case("fedavg", hyper={"relax": 1.5}, local=HEAVY),
     Case("fedavg", {"rule": "uniform"}, local=RESTART),
+    Case("fedavg", local=ADAM),
+    Case("ditto", {"choices": (1.0, 0.1)}, local=ADAMW),
+    Case("fedrep", local=ADAMW),
+    Case("fedavg", {"class_weights": (1.0, 0.5, 3.0)}),
+    Case("ditto", {"class_weights": (1.0, 0.5, 3.0), "do_no_harm": True}, local=ADAM),
     Case("fedavg", {"rule": "chen"}, {"server_lr": 0.8}),
     Case("fedavg", {"rule": "p_weighted", "client_weights": (0.1, 0.2, 0.3, 0.3, 0.1)}),
     Case("fedavg-ft", {"ft_steps": 3}, local=HEAVY),

@@ -148,7 +148,7 @@ def advise(
         network, used = shown.network(), shown.federation
         words = f"{shown.family} regression on {shown.kept}, trained by SGD"
         if local is None:
-            training = Local(epochs=5, lr=0.1, weight_decay=ridge)
+            training = Local(epochs=5, batch=32, lr=0.1, weight_decay=ridge)
     trial = try_pulls(
         used,
         model=network,

@@ -246,7 +246,8 @@ def _fine_tuned(about: Subject, divided: Sequence[Federation], progress: Progres
     used, scale = list(divided), 1.0
     settings: dict[str, Any] = {"model": about.model, "local": about.local, "rounds": about.rounds}
     if about.view is not None:
-        settings = {"model": about.view.network(), "local": Local(epochs=2), "rounds": 25}
+        plain = Local(epochs=2, batch=32, lr=0.05)
+        settings = {"model": about.view.network(), "local": plain, "rounds": 25}
         if about.view.family == "linear":
             y = about.federation.y.double()
             spread = float(y.std(correction=0)) or 1.0

@@ -27,6 +27,7 @@ from sartor.cli.settings import (
 )
 from sartor.core.errors import ConfigError, FederationError
 from sartor.core.local import Local
+from sartor.training.open_ended import FIXED
 from sartor.training.progress import reporter
 from sartor.training.schema import settings_on
 
@@ -97,7 +98,7 @@ def advise(
             budget_mb=budget_mb,
             budget_rounds=budget_rounds,
             local=_local(experiment, flags, ridge),
-            rounds=experiment.rounds,
+            rounds=experiment.rounds or FIXED,
             seed=experiment.seed,
             device=experiment.device,
             progress=progress,

@@ -21,6 +21,7 @@ from sartor.core.errors import ConfigError
 from sartor.data.federation import Federation
 from sartor.results.scores import Run
 from sartor.runs.storage import read_json
+from sartor.training.open_ended import FIXED
 from sartor.training.progress import reporter
 from sartor.training.schema import parse_device, settings_on
 from sartor.training.settings import list_runs, make_task, with_static_parts
@@ -269,6 +270,12 @@ def job_of(experiment: Experiment) -> Any:
             "has validation data. Add harm_on = 'holdout' or 'validation' under [set]."
         )
 
+    if chosen["options"].get("class_weights") == "balanced":
+        raise ConfigError(
+            "Balanced class weights follow from each client's samples, which the server does not "
+            "see; give a number for every class: --class-weights 1,3."
+        )
+
     def run_of(method: Any) -> Run:
         return list_runs(method, chosen["options"], chosen["hyper"], {}, (experiment.seed,))[0]
 
@@ -279,7 +286,7 @@ def job_of(experiment: Experiment) -> Any:
         build=built,
         run_of=run_of,
         split={"seed": experiment.seed, "test": experiment.test, "val": experiment.val},
-        rounds=experiment.rounds,
+        rounds=experiment.rounds or FIXED,
         participation=Participation.parse(experiment.participation),
         points=known["points"].read(experiment.points),
         eval_every=experiment.eval_every,
@@ -293,7 +300,9 @@ def built(settings: Mapping[str, Any], data: Any) -> Any:
     """Build method and task from the settings of an experiment; the same on both sides."""
     experiment = build(dict(settings))
     chosen = settings_of(experiment, experiment.method)
-    local = with_static_parts(local_of(experiment).over(experiment.rounds), chosen["hyper"], {})
+    local = with_static_parts(
+        local_of(experiment).over(experiment.rounds or FIXED), chosen["hyper"], {}
+    )
     compute = settings_on("fit")["compute"].read(experiment.compute)
     task = make_task(model_of(experiment, data), data, compute, experiment.measure)
     return methods.build(experiment.method, task, local, cast(Any, chosen["options"])), task

@@ -19,6 +19,7 @@ from sartor.methods import KNOWN
 from sartor.methods import build as build_method
 from sartor.methods.options import OF_NETWORK
 from sartor.training.schema import flag, settings_on
+from sartor.training.settings import weights_of
 from sartor.training.stopping import EarlyStopping
 
 _KINDS = {
@@ -66,7 +67,8 @@ def _not_for_auto(experiment: Experiment) -> list[str]:
         f"--{table} {name}" for table in ("set", "sweep") for name in getattr(experiment, table)
     ]
     flags = [*_given(experiment, "local"), *_given(experiment, "stopping")]
-    flags += [k for k in ("do_no_harm", "finetune_steps") if getattr(experiment, k)]
+    named = ("do_no_harm", "finetune_steps", "class_weights")
+    flags += [k for k in named if getattr(experiment, k)]
     if words := [*map(flag, flags), *tables]:
         return [
             f"auto chooses rates, rounds and methods itself, so it takes no {', '.join(words)}; "
@@ -97,7 +99,9 @@ def _chosen(experiment: Experiment, method: str) -> dict[str, Any]:
     steps = experiment.finetune_steps
     flags: dict[str, Any] = {} if steps is None else {"finetune_steps": steps}
     flags |= {"do_no_harm": True} if experiment.do_no_harm else {}
-    return ({} if method == "local" else flags) | _mine(experiment.set, method)
+    weights = experiment.class_weights
+    shared = {} if weights is None else {"class_weights": weights_of(weights)}
+    return shared | ({} if method == "local" else flags) | _mine(experiment.set, method)
 
 
 def _mine(table: dict[str, Any], method: str) -> dict[str, Any]:
@@ -126,7 +130,7 @@ def training_of(experiment: Experiment, method: str, federations: Any) -> dict[s
     settings = settings_of(experiment, method)
     chosen = method == "auto"  # by itself
     # do_no_harm is among the options, where names_of sees the hyper-parameters that it brings.
-    same = settings_on("fit", "file").keys() - {"do_no_harm"}
+    same = settings_on("fit", "file").keys() - {"do_no_harm", "class_weights"}
     return {
         **{name: getattr(experiment, name) for name in same},
         "model": model_of(experiment, federations(experiment.seed)),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import sartor
 from sartor.cli import show
@@ -20,13 +21,14 @@ from sartor.cli.settings import (
     settings_of,
     training_of,
 )
-from sartor.core.errors import DivergedError, PFLError, RunFolderError
+from sartor.core.errors import ConfigError, DivergedError, PFLError, RunFolderError
 from sartor.data.federation import Federation
 from sartor.engines.shard import processes
 from sartor.results.comparison import Comparison
 from sartor.results.result import Result
 from sartor.runs import ComparisonFolder, RunFolder, slug
 from sartor.runs.storage import read_json, write_json
+from sartor.training import equal
 from sartor.training.fit import begin_folder, save_or_warn
 from sartor.training.progress import Progress
 
@@ -38,26 +40,53 @@ def fit_one(
     experiment: Experiment,
     method: str,
     federations: Callable[[int], Federation],
-    out: Path,
-    progress: Progress,
+    out: Path | None,
+    progress: Progress | None,
     *,
     resume: bool,
     reopen: bool = False,
+    more: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train one method of the experiment in one call: all seeds and all values of the sweep."""
+    """Train one method of the experiment in one call: all seeds and all values of the sweep.
+
+    ``more`` are keywords of ``fit`` on top of those of the experiment.
+    """
     from sartor.trackers import track
 
+    own = dict(more or {})
+    tracked = [track(words) for words in experiment.track] if processes.is_first() else []
     return sartor.fit(
         method,
         federations,
-        out=out,
         resume=resume,
         reopen=reopen,
-        progress=progress,
         sweep=settings_of(experiment, method)["sweep"],
-        callbacks=[track(words) for words in experiment.track] if processes.is_first() else (),
-        **training_of(experiment, method, federations),
+        **{
+            **training_of(experiment, method, federations),
+            "out": out,
+            "progress": progress,
+            **own,
+            "callbacks": [*tracked, *own.get("callbacks", ())],
+        },
     )
+
+
+def _equal(
+    experiment: Experiment, federations: Callable[[int], Federation]
+) -> dict[str, dict[str, Any]]:
+    """Return what gives every method the same work, if the experiment asks for it."""
+    if experiment.equal is None:
+        return {}
+    equal.check(experiment.equal, experiment.rounds, experiment.patience is not None)
+    if len(experiment.methods) == 1:
+        raise ConfigError("--equal makes methods alike; name several, with sartor compare.")
+    plain = experiment.model_copy(update={"track": ()})
+
+    def train(method: str, more: dict[str, Any]) -> Result:
+        kept = {k: v for k, v in more.items() if k not in ("out", "resume", "progress")}
+        return fit_one(plain, method, federations, None, None, resume=False, more=kept)
+
+    return equal.lengths(experiment.methods, experiment.rounds, train)
 
 
 def start(
@@ -106,11 +135,18 @@ def train(
         f"Stopped. The last checkpoint (one every {experiment.checkpoint_every} rounds) is "
         f"kept in {out}; resume with: sartor resume {out}"
     ):
+        long = _equal(experiment, federations)
         for method in experiment.methods:
             inner = folder_of(experiment, method, out)
             try:
                 results[method] = fit_one(
-                    experiment, method, federations, inner, progress, resume=resume
+                    experiment,
+                    method,
+                    federations,
+                    inner,
+                    progress,
+                    resume=resume,
+                    more=long.get(method),
                 )
             except DivergedError as error:  # the other methods are still worth having
                 lost = error

@@ -1,4 +1,4 @@
-"""Local training: mini-batch SGD with momentum and weight decay, written once for every method.
+"""Local training: mini-batch SGD with momentum, Adam and AdamW, written once for every method.
 
 ``Local`` holds what is static about it (how long, which batches, whether the optimiser survives the
 round); the real numbers (rate, momentum, decay, clipping) are sweepable hyper-parameters.
@@ -11,21 +11,24 @@ derived.
 | C | clip_norm | g ← g · min(1, C/‖g‖), ‖·‖ over all trained leaves of an entry of work; 0 is off |
 | d | weight_decay | g ← g + d·w |
 | m, v | momentum, velocity | v ← m·v + g |
+| β, u, k | betas, square, taken | Adam: k ← k + 1, v ← β₁v + (1−β₁)g, u ← β₂u + (1−β₂)g² |
+| ε | eps | Adam: w ← w − η_t/(1−β₁^k) · v / (√u/√(1−β₂^k) + ε); AdamW: w ← (1 − η_t·d)w before |
 | η_0, δ | local_lr, lr_decay | w ← w − η_t·v with η_t = η_0·δ^t·s(t) in round t; δ = 1 is steady |
 | s | lr_schedule | steps, a cosine, a warm-up; see `sartor/core/schedule.py`. None is s = 1 |
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError, ContractError, refuse
+from sartor.core.errors import ConfigError, ContractError, did_you_mean, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.method import Batch, ClientContext, Phase
 from sartor.core.schedule import Schedule, parse
@@ -43,7 +46,7 @@ class Local:
         epochs: passes over the client's training data.
         steps: mini-batch steps; when given, it replaces ``epochs``.
         batch: samples a batch; None takes all samples at once (full gradients).
-        lr: default of the hyper-parameter ``local_lr``.
+        lr: default of the hyper-parameter ``local_lr``: 0.1, with Adam 0.001, if left out.
         momentum: default of the hyper-parameter ``momentum``; 0 leaves momentum out.
         weight_decay: default of the hyper-parameter ``weight_decay``; 0 leaves it out.
         clip_norm: default of the hyper-parameter ``clip_norm``, the longest gradient of a step
@@ -54,15 +57,19 @@ class Local:
         lr_schedule: how ``local_lr`` also changes from round to round, such as "cosine",
             "step:30:0.1" or "warmup:5+cosine"; None leaves it as it is. See
             `sartor/core/schedule.py`.
-        keep_optimiser: whether momentum survives the round (else it starts at zero in every round).
+        keep_optimiser: whether momentum, or what Adam remembers, survives the round as a private
+            state of the client (else it starts at zero in every round).
         drop_last: whether the last incomplete batch of an epoch is dropped. A client with fewer
             samples than one batch still trains on the one batch it has.
+        optimizer: "sgd", "adam" or "adamw", as torch.optim has them.
+        betas: of Adam: how much is kept of the mean slope and of its mean square.
+        eps: of Adam: what is added to the root of the mean square.
     """
 
-    epochs: int = 1
+    epochs: int = 5
     steps: int | None = None
-    batch: int | None = 32
-    lr: float = 0.05
+    batch: int | None = 10
+    lr: float = None  # type: ignore[assignment]  # follows from the optimizer
     momentum: float = 0.0
     weight_decay: float = 0.0
     keep_optimiser: bool = False
@@ -70,9 +77,23 @@ class Local:
     clip_norm: float = 0.0
     lr_decay: float = 1.0
     lr_schedule: str | None = None
+    optimizer: str = "sgd"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    later: ClassVar[dict[str, Any]] = {
+        "optimizer": "sgd",
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+    }
 
     def __post_init__(self) -> None:
         """Refuse what cannot be right."""
+        if self.optimizer not in RATES:
+            hint = did_you_mean(str(self.optimizer), RATES)
+            raise ConfigError(f"Unknown optimizer {self.optimizer!r}{hint}")
+        object.__setattr__(self, "lr", RATES[self.optimizer] if self.lr is None else self.lr)
+        object.__setattr__(self, "betas", tuple(self.betas))
         faults = [
             f"{name} must be a whole number >= 1, got {value!r}."
             for name, value in (
@@ -84,6 +105,15 @@ class Local:
         ]
         numbers = {"lr": LR, **OPTIONAL}.items()
         faults += [f for k, spec in numbers if (f := spec.fault(k, float(getattr(self, k))))]
+        if self.adapts and self.momentum:
+            faults.append(
+                f"momentum is of SGD, got {self.momentum:g} with optimizer={self.optimizer!r}; "
+                "leave it out: Adam keeps betas[0] of the mean slope."
+            )
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            faults.append(f"betas must be two numbers >= 0 and < 1, got {self.betas!r}.")
+        if not self.eps >= 0:
+            faults.append(f"eps must be >= 0, got {self.eps!r}.")
         if self.lr_schedule is not None:
             try:
                 parse(self.lr_schedule)
@@ -96,6 +126,30 @@ class Local:
         if self.lr_schedule is None:
             return self
         return replace(self, lr_schedule=str(parse(self.lr_schedule).over(rounds)))
+
+    @property
+    def adapts(self) -> bool:
+        """Whether steps are those of Adam or AdamW."""
+        return self.optimizer != "sgd"
+
+    def only_sgd(self, owner: str, why: str) -> None:
+        """Refuse Adam for a method whose formulas hold for steps of SGD."""
+        if self.adapts:
+            raise ConfigError(
+                f"{owner} {why}, so optimizer={self.optimizer!r} does not go with it; leave "
+                "optimizer out, or take a method such as fedavg, ditto or fedprox."
+            )
+
+    def one_past(self, owner: str) -> None:
+        """Refuse to keep Adam's state for a method whose leaves are not all trained together.
+
+        Adam counts its steps once for all of them.
+        """
+        if self.adapts and self.keep_optimiser:
+            raise ConfigError(
+                f"{owner} does not train all leaves at all times, and Adam counts its steps for "
+                "all; leave keep_optimiser out, so that it starts anew in every round."
+            )
 
     @property
     def _schedule(self) -> Schedule | None:
@@ -115,6 +169,7 @@ class Local:
             ConfigError: ``lr_decay`` or ``lr_schedule`` is on, and there is no ``local_lr`` that
                 it could act on.
         """
+        self.only_sgd(owner, "computes its own step size")
         on = {"lr_decay": self.lr_decay != 1.0, "lr_schedule": self.lr_schedule is not None}
         for name in (name for name, given in on.items() if given):
             raise ConfigError(
@@ -134,6 +189,7 @@ class Local:
             lr_decay=1.0,
             lr_schedule=None,
             keep_optimiser=False,
+            optimizer="sgd",
         )
 
     def fade(self, ctx: ClientContext) -> Tensor | float:
@@ -167,21 +223,57 @@ class Local:
         return found
 
     @property
+    def remembers(self) -> tuple[str, ...]:
+        """What an optimiser remembers for every number that it trains: entries of work."""
+        if self.adapts:
+            return ("velocity", "square")
+        return ("velocity",) if self.momentum else ()
+
+    @property
     def keeps(self) -> bool:
         """Whether there is any optimiser state to keep between rounds."""
-        return bool(self.momentum) and self.keep_optimiser
+        return bool(self.remembers) and self.keep_optimiser
 
     def start(self, **trained: Tree) -> Tree:
         """Return the optimiser part of a new client's state, for the entries it trains."""
-        return {"velocity": tree.zeros_like(trained)} if self.keeps else {}
+        return self.fresh(trained) if self.keeps else {}
+
+    def fresh(self, trained: Tree) -> Tree:
+        """Return what an optimiser remembers before its first step."""
+        new: Tree = {name: tree.zeros_like(trained) for name in self.remembers}
+        return {**new, "taken": tree.leaves(trained)[0].new_zeros(())} if self.adapts else new
 
     def kept(self, state: Tree) -> Tree:
         """Return the optimiser part of a client's state or work.
 
         What ``begin`` and ``finish`` hand over.
         """
-        return {"velocity": state["velocity"]} if self.keeps else {}
+        return {k: state[k] for k in (*self.remembers, *TAKEN) if k in state} if self.keeps else {}
 
+    def adapted(self, work: Tree, slope: Tree) -> tuple[Tree, Tree, Tensor]:
+        """Return what Adam remembers after a slope, its direction, and how much longer steps are.
+
+        A round's k is small and β₂ almost 1, so 1 − β^k is formed without cancellation.
+        """
+        first, second = self.betas
+        taken = work["taken"] + 1.0
+
+        def missing(beta: float) -> Tensor:
+            return -torch.expm1(taken * math.log(beta)) if beta else torch.ones_like(taken)
+
+        velocity = tree.map(lambda v, g: v + (1.0 - first) * (g - v), work["velocity"], slope)
+        square = tree.map(lambda u, g: second * u + (1.0 - second) * g * g, work["square"], slope)
+        root = missing(second).sqrt()
+        direction = tree.map(lambda v, u: v / (u.sqrt() / root + self.eps), velocity, square)
+        kept = {"velocity": velocity, "square": square, "taken": taken}
+        return kept, direction, 1.0 / missing(first)
+
+
+RATES = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001}
+"""The optimizers, and the rate of each if none is given."""
+
+TAKEN = ("taken",)
+"""The number of steps that Adam has taken: one number for all that it trains."""
 
 LR = Hyper(0.01, 0.0, note="the step size of local training")
 OPTIONAL = {
@@ -208,7 +300,7 @@ def descend(
     data: str = "train",
     stacked: bool = False,
 ) -> Phase:
-    """Build the phase that descends an objective by SGD.
+    """Build the phase that descends an objective by SGD or Adam.
 
     Args:
         task: the network and its loss.
@@ -238,12 +330,14 @@ def descend(
         return {entry: tree.select(work[entry], is_trained) for entry in over}
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
-        if not local.momentum or local.keeps:
+        if not local.remembers or local.keeps:
             return work
-        return {**work, "velocity": tree.zeros_like(trained(work))}
+        return {**work, **local.fresh(trained(work))}
 
     def leave(work: Tree, ctx: ClientContext) -> Tree:
-        return work if local.keeps else {k: v for k, v in work.items() if k != "velocity"}
+        if local.keeps:
+            return work
+        return {k: v for k, v in work.items() if k not in (*local.remembers, *TAKEN)}
 
     def slope_of(work: Tree, now: Tree, batch: Batch, ctx: ClientContext) -> tuple[Tree, Tree, Any]:
         """Return the derived slope, changed entries of work, and the pulls: {entry: (λ, c)}."""
@@ -271,16 +365,21 @@ def descend(
     def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         now = trained(work)
         slope, changes, pulls = slope_of(work, now, batch, ctx)
-        at_once = not (local.clip_norm or local.weight_decay or local.momentum)
+        at_once = not (local.clip_norm or local.weight_decay or local.remembers)
         if not at_once:
             for entry, (strength, centre) in pulls.items():
                 slope[entry] = tree.add_difference(slope[entry], now[entry], centre, strength)
         if local.clip_norm:
             clip = local.clipped_apart if stacked else local.clipped
             slope = {entry: clip(slope[entry], ctx) for entry in over}
-        if local.weight_decay:
+        shrinks = local.weight_decay and local.optimizer == "adamw"
+        if local.weight_decay and not shrinks:
             slope = tree.addcmul(slope, now, ctx.hyper["weight_decay"])
-        if local.momentum:
+        longer: Tensor | float = 1.0
+        if local.adapts:
+            remembered, slope, longer = local.adapted(work, slope)
+            changes = {**changes, **remembered}
+        elif local.momentum:
             slope = tree.addcmul(slope, work["velocity"], ctx.hyper["momentum"])
             changes = {**changes, "velocity": slope}
         new = {}
@@ -292,6 +391,10 @@ def descend(
                 rate = ctx.hyper[name_or_fn]
             else:
                 rate = name_or_fn(work, ctx)
+            if shrinks:
+                now[entry] = tree.scale(now[entry], 1.0 - rate * ctx.hyper["weight_decay"])
+            if local.adapts:
+                rate = rate * longer
             if at_once and entry in pulls:
                 strength, centre = pulls[entry]
                 moved = tree.pulled_step(now[entry], slope[entry], centre, rate, strength)

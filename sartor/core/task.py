@@ -10,7 +10,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,23 @@ Predict = Callable[[Tree, Tensor], Tensor]
 def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
     """Return the negative log-likelihood of each sample under softmax scores."""
     return F.cross_entropy(scores, y, reduction="none")
+
+
+class Weighted:
+    """A criterion whose losses count by class where they are descended, inside ``weighing``.
+
+    Where they are only measured they are plain.
+    """
+
+    def __init__(self, plain: Criterion) -> None:
+        self.plain = plain
+
+    def __call__(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of each sample."""
+        losses = self.plain(scores, y)
+        if _METER.weights is None or not _METER.depth:
+            return losses
+        return losses * _METER.weights[y]
 
 
 def squared_error(scores: Tensor, y: Tensor) -> Tensor:
@@ -379,6 +396,10 @@ class Task:
         setattr(self._copies, part, module)
         return module
 
+    def with_criterion(self, criterion: Criterion) -> Task:
+        """Return the same network with another loss."""
+        return replace(self, criterion=criterion)
+
     def losses(
         self,
         params: Tree,
@@ -607,6 +628,7 @@ class _Meter(threading.local):
     """Counts, per thread, the batches whose loss was computed, with and without a gradient."""
 
     alone = False
+    weights: Tensor | None = None
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     depth = 0
     forward = 0
@@ -620,6 +642,16 @@ class _Meter(threading.local):
 
 
 _METER = _Meter()
+
+
+@contextmanager
+def weighing(weights: Tensor) -> Iterator[None]:
+    """Let every sample count by the weight of its class, (classes,), where losses are descended."""
+    before, _METER.weights = _METER.weights, weights
+    try:
+        yield
+    finally:
+        _METER.weights = before
 
 
 @contextmanager

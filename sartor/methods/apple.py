@@ -171,6 +171,7 @@ def apple(
         # Alg., objective of client i: L_i(w_i^P) + λ(r)(μ/2)‖p_i − p_0‖²
         return task.loss(model(work, ctx), batch) + 0.5 * strength * away
 
+    local.only_sgd("apple", "has rates of SGD for cores and relations")
     names = {"core": "core_lr", "relation": "relation_lr"}
     train = descend(task, local, objective, over=("core", "relation"), lr=names)
 

@@ -134,8 +134,9 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
             "seen": server["seen"] | (counts > 0),
         }
 
+    head_rate = local.lr if local.adapts else 0.1
     own = {
-        "head_lr": Hyper(0.1, 0.0, note="the step size of the head"),
+        "head_lr": Hyper(head_rate, 0.0, note="the step size of the head"),
         "align_strength": Hyper(1.0, 0.0, note="the pull to the class centroids; 0 leaves it out"),
     }
     return Method(

@@ -76,6 +76,7 @@ def l2gd(
         longest_run: the most local steps of a round.
         smoothness: L, for preset `paper`.
     """
+    local.only_sgd("l2gd", "is a gradient method whose steps and averages follow a coin")
     if local.momentum:
         raise ConfigError(
             f"L2GD has no momentum, got momentum={local.momentum:g}: an average would not touch "

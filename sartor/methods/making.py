@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sartor.compose import fine_tuned
+from sartor.compose import fine_tuned, weighting
 from sartor.compose.harm import HeldOut, do_no_harm
 from sartor.compose.robust import Rule, robust
 from sartor.core.errors import ConfigError, did_you_mean, refuse
@@ -37,6 +37,15 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     refuse(faults)
     own = {name: value for name, value in options.items() if name not in COMMON}
     steps, epochs = options.get("finetune_steps"), options.get("finetune_epochs")
+    weights = options.get("class_weights")
+    if weights is not None:
+        if own.get("parts") or called in ("auto", "evidence"):
+            raise ConfigError(
+                f"{called} works with the plain likelihood of the data, so it takes no "
+                "class_weights; leave them out, or take a method that is trained by descent."
+            )
+        task = weighting.for_weights(task)
+        weights = weighting.checked(task, weights)
     record = factory(task, local, **own)
     rule: Rule = options.get("robust", "none")
     for name in ("robust_share", "robust_mix"):
@@ -53,12 +62,12 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     if options.get("do_no_harm"):
         on: HeldOut = "validation" if harm.get("harm_on") == "validation" else "holdout"
         share, score = float(harm.get("harm_share", 0.2)), harm.get("harm_score", "loss")
-        return do_no_harm(
+        record = do_no_harm(
             record, task, local, alone=local_train, common=fedavg, on=on, share=share, score=score
         )
-    if harm:
+    elif harm:
         raise ConfigError(
             f"No effect without do_no_harm: {', '.join(harm)}; set do_no_harm=True, or leave that "
             "out."
         )
-    return record
+    return record if weights is None else weighting.weighted(record, weights)

@@ -16,6 +16,7 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "robust": ("none", Literal["none", "median", "trimmed_mean", "krum", "multi_krum", "clip"]),
     "robust_share": (0.2, float),
     "robust_mix": (None, bool | None),
+    "class_weights": (None, Literal["balanced"] | tuple[float, ...] | None),
     "do_no_harm": (False, bool),
     "harm_share": (0.2, float),
     "harm_score": ("loss", Literal["loss", "error", "brier", "auroc"]),
@@ -25,15 +26,16 @@ COMMON: dict[str, tuple[Any, Any]] = {
 
 How long each client fine-tunes its model before it is used; how the server averages, if not
 plainly, which share of bad clients it reckons with, and whether uploads are mixed with their
-nearest neighbours first (`sartor/compose/robust.py`); whether a client ends with the best of alone,
+nearest neighbours first (`sartor/compose/robust.py`); how much the losses of each class count in
+training (`sartor/compose/weighting.py`); whether a client ends with the best of alone,
 global and personalised, and by which samples (`sartor/compose/harm.py`).
 """
 
 
-OF_NETWORK = frozenset({"private", "shared", "retained", "strict", "covariance"})
+OF_NETWORK = frozenset({"private", "shared", "retained", "strict", "covariance", "class_weights"})
 """Options that speak of a network's layers: only where it is known can their values be checked.
 
-They bring no hyper-parameters.
+Those of class weights have hyper-parameters, which the command line leaves alone.
 """
 
 

@@ -62,6 +62,7 @@ def per_fedavg(
         personal_steps: steps of personalisation with the personal rate, on training data.
         rule: how the server averages: evenly (the paper's), or by numbers of samples.
     """
+    local.only_sgd("per-fedavg", "takes plain meta-steps")
     if local.momentum or local.weight_decay:
         raise ConfigError(
             "Per-FedAvg takes plain meta-steps, got "

@@ -88,6 +88,8 @@ def pfedhn(
             f"are trained belong to the head {task.head!r}; use share='all'."
         )
 
+    local.one_past("pfedhn")
+
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
         num, like = ctx.sizes.shape[0], tree.leaves(params)[0]
         if hypernetwork == "table":

@@ -70,6 +70,7 @@ def scaffold(
             over its samples at the received model (option I).
         weights: how the server weighs clients: evenly (the paper's), or by numbers of samples.
     """
+    local.only_sgd("scaffold", "corrects the gradients of SGD by controls of the same size")
     base = averaged(task, local, weights)
     by_steps = control == "steps"
 

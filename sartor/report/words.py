@@ -10,6 +10,7 @@ import numpy as np
 
 from sartor.results import metrics
 from sartor.results.comparison import Comparison, paired_gains
+from sartor.results.ending import longer
 from sartor.results.headline import HeadlineMetric
 from sartor.results.result import Result
 from sartor.results.tables import format_cell
@@ -230,6 +231,9 @@ def _caveats(rows: list[_Row], best: _Row) -> list[str]:
             "samples and do not count as worst client."
         )
     found += _unequal_work(rows, best)
+    learning = longer((row.label, row.result, row.runs) for row in rows)
+    if learning is not None:
+        found.append(f"Still learning at the end: {learning}.")
     settings = max(Counter(row.result.method for row in rows).values())
     if settings > 1:
         found.append(

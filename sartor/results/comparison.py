@@ -12,6 +12,7 @@ from sartor.core.errors import ConfigError, did_you_mean
 from sartor.results import metrics
 from sartor.results.client_tables import fairness_of, fairness_table
 from sartor.results.costs import pareto_front, to_reach
+from sartor.results.ending import longer, rounds_words
 from sartor.results.gains import largest_class, overlap
 from sartor.results.headline import ACCURACY, SHARES, HeadlineMetric
 from sartor.results.metrics import Array
@@ -144,6 +145,15 @@ class Comparison(Mapping[str, Result]):
                     f"{len(lost)} of {len(indices)} runs, first in round "
                     f"{first.get('round', '?')} at client {first.get('client', '?')}"
                 )
+        chosen = {words for r in self.values() if (words := rounds_words(r.config)) is not None}
+        if chosen:
+            notes["rounds"] = "; ".join(sorted(chosen))
+        named = ((label, result, indices) for label, _, result, indices in self.groups())
+        if (learning := longer(named)) is not None:
+            notes["still learning at the end"] = learning
+        if self.config.get("equal") == "gradients":
+            lengths = ", ".join(f"{name} {r.ledger.num_rounds}" for name, r in self.items())
+            notes["equal gradient evaluations"] = f"those of the dearest; rounds: {lengths}"
         below = max((r.summary()["clients_below_floor"] for r in self.values()), default=0)
         if below:
             notes["worst client"] = (

@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from sartor.compose.weighting import NAME
 from sartor.results import metrics
 from sartor.results.client_tables import client_table
+from sartor.results.ending import still_falling
 from sartor.results.readings import POINT_WORDS, Readings
 from sartor.results.scores import COUNTERS, Run, varying
 from sartor.results.selection import selection_of
@@ -64,6 +66,7 @@ def summarise(result: Readings, run: int) -> dict[str, Any]:
                 "clients": len(result.clients),
                 "diverged": result.diverged[run],
                 "stopped": result.stopped[run],
+                "still_falling": still_falling(result, run),
                 **reported,
             }
         )
@@ -83,7 +86,11 @@ def group_runs(result: Readings) -> dict[str, list[int]]:
 
 def _settings(result: Readings, run: Run) -> dict[str, Any]:
     """Return what was set for a run; what `auto` chose for it was not."""
-    return dict(run.options) if "selection" in result.config else {**run.options, **run.hyper}
+    if "selection" in result.config:
+        return dict(run.options)
+    # Weights that follow from each client's samples differ between seeds.
+    own = {k for k, v in run.hyper.items() if k.startswith(NAME) and isinstance(v, list)}
+    return {**run.options, **{k: v for k, v in run.hyper.items() if k not in own}}
 
 
 def one_line(result: Readings) -> str:

@@ -196,7 +196,13 @@ def without_choices(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_settings(
-    local: Local | None, hyper: Any, sweep: Any, options: Any, settings: Settings, harm: bool
+    local: Local | None,
+    hyper: Any,
+    sweep: Any,
+    options: Any,
+    settings: Settings,
+    harm: bool,
+    weighted: bool,
 ) -> None:
     """Refuse everything that auto chooses itself."""
     given = {
@@ -204,8 +210,9 @@ def refuse_settings(
         "hyper": bool(hyper),
         "sweep": bool(sweep),
         "options": bool(options),
-        "early_stopping": settings.early_stopping is not None,
+        "early_stopping": settings.early_stopping is not None and not settings.open_ended,
         "do_no_harm": harm,
+        "class_weights": weighted,
     }
     if names := [name for name, there in given.items() if there]:
         raise ConfigError(

@@ -10,8 +10,9 @@ A callback is any object with some of these methods; each takes one argument and
 | ``on_end`` | ``Result`` | when the run folder is written; with None if training broke off |
 
 ``on_round`` and ``on_evaluation`` may return :data:`STOP`: training then ends as if no more rounds
-had been planned, and the result says so. Values of a sweep are arrays with one entry per run;
-several methods, or several values of a static option, each have a start and an end.
+had been planned, and the result says so, in the words of the callback's ``why`` if it has that.
+Values of a sweep are arrays with one entry per run; several methods, or several values of a static
+option, each have a start and an end.
 
 A fault in ``on_start`` ends the training before its first round. A later one is reported as a
 warning with the callback's name, that callback is not called again, and training continues: the run
@@ -170,6 +171,7 @@ class Listeners:
         for callback in list(self.callbacks):
             try:
                 if self._call(callback, event, what) is STOP:
+                    asked = asked or getattr(callback, "why", None)
                     asked = asked or f"{name_of(callback)} asked to stop in {event}"
             except Exception as error:
                 self.callbacks = [one for one in self.callbacks if one is not callback]

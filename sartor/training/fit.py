@@ -30,7 +30,7 @@ from sartor.engines.shard import processes
 from sartor.results.joined import join
 from sartor.results.result import Result
 from sartor.runs import ComparisonFolder, RunFolder
-from sartor.training import auto
+from sartor.training import auto, open_ended
 from sartor.training.callbacks import Listeners
 from sartor.training.driver import drive
 from sartor.training.misplaced import guided, refuse_misplaced
@@ -42,12 +42,16 @@ from sartor.training.settings import (
     Federations,
     Settings,
     Sweep,
+    balanced_weights,
     checked_rows,
     federation_of,
+    federations_of,
     list_runs,
     make_task,
     resolved,
+    rows_of,
     warn_of_lost_weights,
+    weights_of,
     with_held_out,
     with_static_parts,
 )
@@ -64,7 +68,7 @@ def fit(  # noqa: D417  (the decorator adds the other arguments)
     federation: Federations,
     *,
     model: nn.Module | None = None,
-    rounds: int = 20,
+    rounds: int | None = None,
     seeds: Sequence[int] | int = (0,),
     hyper: Mapping[str, Value] | None = None,
     sweep: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Value]] | None = None,
@@ -72,6 +76,7 @@ def fit(  # noqa: D417  (the decorator adds the other arguments)
     local: Local | None = None,
     participation: Participation | str | float = 1.0,
     do_no_harm: bool = False,
+    class_weights: str | Sequence[float] | None = None,
     engine: str = "auto",
     chunk: int | None = None,
     device: str | torch.device = "auto",
@@ -96,7 +101,8 @@ def fit(  # noqa: D417  (the decorator adds the other arguments)
         federation: the data; or one federation per seed; or a function from seed to federation.
         model: a network with the name of its head in an attribute ``head``; chosen from the data if
             None.
-        rounds: communication rounds.
+        rounds: communication rounds, exactly so many; if None, until the validation loss stops
+            falling, with the models of the best evaluation. See ``sartor.training.open_ended``.
         seeds: one run per seed (and per value of the sweep); a single number is one seed.
         hyper: values of sweepable hyper-parameters: one number, or one number per client.
         sweep: name -> values. All combinations × all seeds train as lanes of one pass; the values
@@ -109,6 +115,8 @@ def fit(  # noqa: D417  (the decorator adds the other arguments)
             method's model} by its held-out loss, staying alone unless another is better by
             ``harm_margin`` standard errors (a hyper-parameter, 1 by default). The same as the
             option of that name; see ``sartor.compose.harm`` for what it costs.
+        class_weights: "balanced", or a number for every class: how much their losses count in
+            training. See ``sartor.compose.weighting``.
 
     Other Args:
         engine: and more, for rare needs; ``help(sartor.fit)`` lists them all.
@@ -128,11 +136,15 @@ def fit(  # noqa: D417  (the decorator adds the other arguments)
     """
     settings = Settings.read(locals())
     if method == "auto":
-        auto.refuse_settings(local, hyper, sweep, options, settings, do_no_harm)
+        auto.refuse_settings(
+            local, hyper, sweep, options, settings, do_no_harm, class_weights is not None
+        )
         return _fit_auto(federation, settings, out, resume, reopen)
     factory = methods.find(method)
     static = methods.static_options(factory)
     refuse_misplaced(method, hyper, sweep, options)
+    if class_weights is not None:
+        options = {**(options or {}), "class_weights": weights_of(class_weights)}
     if do_no_harm:
         options = {**(options or {}), "do_no_harm": True}
     rows = None if sweep is None or isinstance(sweep, Mapping) else checked_rows(sweep, static)
@@ -173,6 +185,8 @@ def _fit_auto(
     reopen: bool,
 ) -> Result:
     """Choose by trials what `auto` consists of, and train that on all samples."""
+    if settings.open_ended:  # its trials choose the rounds, up to that
+        settings = replace(settings, rounds=open_ended.FIXED, open_ended=False, early_stopping=None)
     federations = {seed: federation_of(federation, settings.seeds, seed) for seed in settings.seeds}
     there = out is not None and (Path(out) / "folder.json").exists()
     if there and not resume:
@@ -231,7 +245,7 @@ def _fit_lanes(
 
     ``selection`` is what ``auto.select`` found; ``baseline`` trains LocalTrain, if not as always.
     """
-    federations = {seed: federation_of(federation, settings.seeds, seed) for seed in settings.seeds}
+    federations = federations_of(federation, settings)
     for seed, fed in federations.items():
         if not len(fed.test.rows):
             raise FederationError(
@@ -252,6 +266,12 @@ def _fit_lanes(
     if options.get("do_no_harm"):  # the choice follows the last round: there is no "post" model
         points = tuple(point for point in points if point != "post")
     runs = list_runs(record, options, hyper, sweep, settings.seeds)
+    if options.get("class_weights") == "balanced":
+        given = {*hyper, *(name for row in rows_of(sweep) for name in row)}
+        for run in runs:
+            own = balanced_weights(federations[run.seed])
+            for name in own.keys() - given:
+                run.hyper[name] = own[name]
     config = resolved(method, record, settings, local, task, options, hyper, sweep, federations)
     if selection is not None:
         for run in runs:

@@ -48,6 +48,9 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COMPUTE = {**DTYPES, "bfloat16": torch.bfloat16}
 """Of forward and backward passes."""
 
+IN_PLANS = Local(epochs=1, batch=32, lr=0.05)
+"""What a reproduction plan means by local training that it does not write out."""
+
 MEASURES = {word: word for word in WORDS}
 POINTS = {point: point for point in ("pre", "post", "global")}
 STORES = {store: store for store in ("memory", "mapped")}
@@ -103,11 +106,12 @@ class Setting:
     def default_on(self, surface: str) -> Any:
         """Return the default in files or plans.
 
-        A plan has no empty values, so that what a file leaves to ``Local`` is written out there.
+        A plan has no empty values, so that what a file leaves to ``Local`` is written out there;
+        and its defaults never change, so that what was reproduced once is reproduced again.
         """
         if surface != "plan":
             return self.default
-        value = getattr(Local(), self.name) if self.is_on("local") else self.default
+        value = getattr(IN_PLANS, self.name) if self.is_on("local") else self.default
         return list(value) if isinstance(value, tuple) else value
 
     def fault(self, value: Any) -> str | None:
@@ -250,8 +254,12 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("model"),
         Setting("model", "word", None, "mclr, dnn, cnn2, lenet5, lstm, ...; else one that fits.",
                 "file plan advise everyday", "NAME"),
-        Setting("rounds", "whole", 20, "Communication rounds.",
-                "fit file plan advise server everyday", "T", low=1),
+        Setting("rounds", "whole", None,
+                "Rounds; else until validation loss stops falling.",
+                "fit file advise server everyday", "T", low=1),
+        Setting("rounds", "whole", 20, "Communication rounds.", "plan", low=1),
+        Setting("equal", "word", None, "compare: the same for all methods: gradients.",
+                "file", "WHAT", choices={"gradients": "gradients"}),
         Setting("seed", "whole", 0, "First seed: allocation, start, batches.",
                 "file look advise everyday", "S", low=0),
         Setting("first_seed", "whole", 0, "The seed of the first repeat.", "plan", low=0),
@@ -268,13 +276,15 @@ SETTINGS: tuple[Setting, ...] = (
                 "file everyday", "NAME=V1,V2"),
         Setting("options"),
         Setting("local", reader=lambda local: local or Local()),
-        Setting("lr", "number", None, "Local learning rate (local_lr).",
+        Setting("optimizer", "word", "sgd", "Of local training: sgd, adam, adamw.",
+                "file local", "NAME"),
+        Setting("lr", "number", None, "Local rate, local_lr (0.1; Adam 0.001).",
                 "file plan local advise everyday", "X", above=0),
-        Setting("epochs", "whole", 1, "Local epochs a round.",
+        Setting("epochs", "whole", 5, "Local epochs a round.",
                 "file plan local advise everyday", "E", low=1),
         Setting("steps", "whole", None, "Local steps a round, in place of epochs.",
                 "file plan local advise", "K", low=1),
-        Setting("batch", "whole", 32, "Local batch size.",
+        Setting("batch", "whole", 10, "Local batch size.",
                 "file local advise everyday", "B", low=1, optional=True),
         Setting("batch", "whole", 32, "Local batch size; 0 takes all samples at once.",
                 "plan local", low=0),
@@ -288,7 +298,7 @@ SETTINGS: tuple[Setting, ...] = (
                 "file plan local", "X", above=0, high=1),
         Setting("lr_schedule", "word", None, "Of lr: cosine, step:30:0.1, warmup:5+cosine.",
                 "file local", "KIND"),
-        Setting("keep_optimiser", "switch", False, "Keep momentum between rounds.",
+        Setting("keep_optimiser", "switch", False, "Keep momentum, or Adam's past, between rounds.",
                 "file plan local", group="Switches"),
         Setting("drop_last", "switch", False, "Leave out a last, smaller batch.",
                 "file plan local", group="Switches"),
@@ -299,6 +309,8 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("do_no_harm", "switch", False,
                 "Each client's best of alone, global, own; not for local.",
                 "fit file everyday", group="Switches"),
+        Setting("class_weights", "word", None,
+                "Weights of classes in training: balanced, or 1,3,...", "fit file", "WHAT"),
         Setting("patience", "whole", None,
                 "Evaluations without a better validation loss; then stop.",
                 "file stopping", "N", low=1),

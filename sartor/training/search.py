@@ -27,6 +27,7 @@ from sartor.results.headline import HeadlineMetric
 from sartor.results.result import Result
 from sartor.results.tables import Table, format_cell
 from sartor.training.fit import fit
+from sartor.training.open_ended import FIXED
 from sartor.training.schema import MEASURES, parse_choice, parse_seeds, parse_whole
 from sartor.training.settings import Federations, federation_of, remembered
 from sartor.training.stopping import watched_metric
@@ -101,7 +102,7 @@ def search(
         study: an Optuna study to continue, or any object with ``ask`` and ``tell``; a new one
             with a TPE sampler if None. Its direction must fit the measure.
         sampler_seed: the seed of the new study's sampler.
-        settings: everything else that ``fit`` takes, such as rounds, local or early_stopping.
+        settings: everything else that ``fit`` takes, such as rounds (20), local or early_stopping.
 
     Returns:
         a Search: the best values, a table of all trials, the best trial's Result, the study.
@@ -110,6 +111,8 @@ def search(
         ConfigError: for what cannot be right, or if every trial diverged.
         MissingExtraError: Optuna is not installed, and no study is given.
     """
+    if settings.get("rounds") is None:
+        settings["rounds"] = FIXED
     trials, lanes = parse_whole("trials", trials), parse_whole("lanes", lanes)
     measure = measure or "loss"
     parse_choice("measure", measure, MEASURES)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from sartor import methods, models
+from sartor.compose.weighting import NAME
 from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Value
@@ -41,7 +42,7 @@ from sartor.results.headline import HeadlineMetric, chosen_metric
 from sartor.results.measures import probabilities
 from sartor.results.scores import Run
 from sartor.results.serving import facts_of
-from sartor.training import networks
+from sartor.training import networks, open_ended
 from sartor.training.progress import Progress
 from sartor.training.schema import settings_on
 from sartor.training.simulation import phases_on
@@ -84,26 +85,44 @@ class Settings:
     callbacks: tuple[Any, ...]
     early_stopping: EarlyStopping | None
     measure: str | None
+    open_ended: bool = False  # no number of rounds was given; see sartor/training/open_ended.py
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Settings:
         """Check the keywords of ``fit`` by the schema; a ConfigError says what cannot be right."""
         known = settings_on("fit")
-        found = cls(**{one.name: known[one.name].read(given[one.name]) for one in fields(cls)})
+        named = [one.name for one in fields(cls) if one.name in known]
+        words = {name: known[name].read(given[name]) for name in named}
+        if words["rounds"] is None:
+            words |= {"rounds": open_ended.CAP, "open_ended": True}
+        found = cls(**words)
+        if found.open_ended and found.early_stopping is None:
+            found = replace(found, early_stopping=open_ended.rule(found.store))
         return replace(found, local=found.local.over(found.rounds))
 
     def plain(self) -> dict[str, Any]:
         """Return all settings but objects of the caller as JSON-able values."""
-        named = ("model", "progress", "callbacks")
+        named = ("model", "progress", "callbacks", *(() if self.open_ended else ("open_ended",)))
         return {k: _plain(v) for k, v in vars(self).items() if k not in named}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.dtype | torch.device):
         return str(value).removeprefix("torch.")
-    if isinstance(value, Local | Participation | EarlyStopping):
+    if isinstance(value, Local | EarlyStopping):
+        return plain_of(value)
+    if isinstance(value, Participation):
         return dict(vars(value))
     return list(value) if isinstance(value, tuple) else value
+
+
+def plain_of(value: Local | EarlyStopping) -> dict[str, Any]:
+    """Return the attributes as JSON-able values; later ones only where they are used.
+
+    So a folder of an earlier release, which does not name them, can be resumed.
+    """
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(value).items()}
+    return {k: v for k, v in plain.items() if k not in value.later or v != value.later[k]}
 
 
 def list_runs(
@@ -168,6 +187,31 @@ def _numbers(name: str, value: Any) -> float | list[float]:
         f"{name} must be a number, or one number per client, got {value!r}; names of variants "
         "and other static settings go to options=."
     )
+
+
+def weights_of(given: str | Sequence[float]) -> str | tuple[float, ...]:
+    """Read class weights: "balanced", or numbers, also in a text with commas.
+
+    >>> weights_of("1,3"), weights_of("balanced")
+    ((1.0, 3.0), 'balanced')
+    """
+    if given == "balanced":
+        return "balanced"
+    try:
+        parts = given.split(",") if isinstance(given, str) else list(given)
+        return tuple(float(part) for part in parts)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"class_weights must be 'balanced' or numbers, one for every class, got {given!r}."
+        ) from None
+
+
+def balanced_weights(federation: Federation) -> dict[str, list[float]]:
+    """Return the weights of every class at every client, by its own training samples."""
+    counts = federation.label_counts("train").double()
+    total, seen = counts.sum(1, keepdim=True), (counts > 0).sum(1, keepdim=True)
+    own = torch.where(counts > 0, total / (seen * counts.clamp(min=1)), 1.0)
+    return {f"{NAME}{c}": column.tolist() for c, column in enumerate(own.T)}
 
 
 def warn_of_lost_weights(model: nn.Module | None) -> None:
@@ -284,6 +328,15 @@ def with_held_out(
     return {**options, "harm_on": "validation" if given and not used else "holdout"}
 
 
+def federations_of(federation: Federations, settings: Settings) -> dict[int, Federation]:
+    """Return the federation of every seed, with validation samples where they decide the end."""
+    found = {seed: federation_of(federation, settings.seeds, seed) for seed in settings.seeds}
+    if not settings.open_ended:
+        return found
+    known = {id(one): open_ended.with_validation(one) for one in found.values()}
+    return {seed: known[id(one)] for seed, one in found.items()}
+
+
 def federation_of(federation: Federations, seeds: Sequence[int], seed: int) -> Federation:
     """Return the federation of a seed; a ConfigError says that there is none for it."""
     if isinstance(federation, Federation):
@@ -339,7 +392,7 @@ def resolved(
         "hyper": {k: spec.default for k, spec in record.hyper.items()} | dict(hyper),
         "sweep": swept,
         **settings.plain(),
-        "local": dict(vars(local)),
+        "local": plain_of(local),
         "model": {
             "class": type(task.module).__name__,
             "head": task.head,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class EarlyStopping:
         patience: evaluations in a row without improvement; the run stops at the last of them.
             With ``eval_every=k`` an evaluation is every k rounds.
         min_delta: an improvement is larger than this.
+        min_share: and larger than this share of the best value so far.
         measure: "loss" (mean over all validation samples, smaller is better), "accuracy", or what
             ``fit`` is given as its measure, such as "auroc". None is that measure, else the loss.
         restore: end with the models of the best evaluation, whether the run stopped early or not.
@@ -51,6 +52,9 @@ class EarlyStopping:
     min_delta: float = 0.0
     measure: str | None = None
     restore: bool = False
+    min_share: float = 0.0
+
+    later: ClassVar[dict[str, Any]] = {"min_share": 0.0}
 
     def __post_init__(self) -> None:
         """Refuse what cannot be right."""
@@ -60,6 +64,8 @@ class EarlyStopping:
             faults.append(f"patience must be a whole number >= 1, got {self.patience!r}.")
         if not (math.isfinite(self.min_delta) and self.min_delta >= 0):
             faults.append(f"min_delta must be >= 0, got {self.min_delta!r}.")
+        if not 0 <= self.min_share < 1:
+            faults.append(f"min_share must be >= 0 and < 1, got {self.min_share!r}.")
         if self.measure not in (None, *WORDS):
             faults.append(f"measure must be one of {', '.join(WORDS)}, got {self.measure!r}.")
         refuse(faults)
@@ -101,7 +107,9 @@ class Watch:
         """
         values = -self.metric.sign * np.asarray(values, dtype=np.float64)
         live = (self.stopped < 0) & ~lost
-        better = live & (values < self.best - self.rule.min_delta)
+        known = np.where(np.isfinite(self.best), np.abs(self.best), 0.0)
+        least = np.maximum(self.rule.min_delta, self.rule.min_share * known)
+        better = live & (values < self.best - least)
         self.best = np.where(better, values, self.best)
         self.best_round = np.where(better, t, self.best_round)
         self.waited = np.where(better, 0, self.waited + live)
@@ -126,7 +134,8 @@ class Watch:
     def verdicts(self) -> list[dict[str, Any] | None]:
         """Return for every run why it stopped, after which round, and its best one; or None."""
         many = f"{self.rule.patience} evaluation{'s' * (self.rule.patience > 1)}"
-        why = f"validation {self.metric.name} has not improved for {many}"
+        share = f" by {self.rule.min_share:.0%}" if self.rule.min_share else ""
+        why = f"validation {self.metric.name} has not improved{share} for {many}"
         pairs = zip(self.stopped.tolist(), self.best_round.tolist(), strict=True)
         return [None if s < 0 else {"round": s, "best_round": b, "why": why} for s, b in pairs]
 

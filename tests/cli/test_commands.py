@@ -650,12 +650,33 @@ def _fail(*arguments: Any, **settings: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("pages")
 def test_the_demo_shows_four_methods(command: Any) -> None:
-    """Sartor demo compares four methods on digits and leaves a report."""
-    answer = command("demo", "--out", "demo")
+    """Sartor demo compares four methods on digits and leaves a report that shows a gain."""
+    answer = command("demo", "--out", "demo", "--json")
     assert answer.code == 0, answer.err
     columns = ("accuracy", "worst client", "clients hurt", "MB", "gradient evaluations", "seconds")
-    for word in (*columns, "local", "fedavg", "fedprox", "fedapa", "demo/report.html"):
+    for word in (*columns, "demo/report.html"):
+        assert word in answer.err
+    accuracy: dict[str, list[float]] = {}
+    for row in answer.json:
+        accuracy.setdefault(row["method"], []).append(row["accuracy"])
+    assert list(accuracy) == ["local", "fedavg", "fedavg-ft", "ditto"]
+    for seed, alone in enumerate(accuracy["local"]):
+        assert accuracy["fedavg-ft"][seed] > alone + 0.03
+        assert accuracy["ditto"][seed] > alone + 0.03
+    page = (Path("demo") / "report.html").read_text()
+    assert "is worth +" in page
+    assert "points: the mean gain over 3 allocations" in page
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pages")
+def test_the_other_demo_shows_when_not_to_federate(command: Any) -> None:
+    """With many samples of few classes nobody gains, and the page says so."""
+    answer = command("demo", "--when-not-to", "--out", "demo")
+    assert answer.code == 0, answer.err
+    for word in ("local", "fedavg", "fedprox", "fedapa", "nobody needs the others"):
         assert word in answer.out
+    assert "is worth +" not in (Path("demo") / "report.html").read_text()
 
 
 def test_the_baselines_stand_beside_every_comparison(command) -> None:

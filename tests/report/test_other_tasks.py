@@ -59,7 +59,9 @@ def towns() -> Federation:
 @pytest.fixture(scope="module")
 def houses(towns: Federation) -> Comparison:
     """A regression."""
-    results = {name: sartor.fit(name, towns, rounds=6) for name in ("local", "fedavg", "ditto")}
+    local = sartor.Local(epochs=1, batch=32, lr=0.05)
+    names = ("local", "fedavg", "ditto")
+    results = {name: sartor.fit(name, towns, rounds=6, local=local) for name in names}
     return Comparison(results, config=results["local"].config)
 
 

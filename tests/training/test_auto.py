@@ -233,7 +233,7 @@ def test_what_the_trials_cost_is_counted(alike: sartor.Result) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"local": sartor.Local(lr=0.1)},
+        {"local": sartor.Local(lr=0.2)},
         {"hyper": {"local_lr": 0.1}},
         {"sweep": {"local_lr": [0.1]}},
         {"do_no_harm": True},

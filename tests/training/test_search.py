@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
     "chunk": 64,
     "dtype": "float64",
     "rounds": 2,
-    "local": Local(lr=0.1, batch=3),
+    "local": Local(lr=0.1, batch=3, epochs=1),
 }
 SPACE: dict[str, Any] = {
     "prox_strength": (0.01, 10.0, "log"),

@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
     "chunk": 64,
     "dtype": "float64",
     "rounds": 14,
-    "local": Local(lr=0.5, batch=3),
+    "local": Local(lr=0.5, batch=3, epochs=1),
 }
 OTHER = federation(2, val=4)
 RATES = [0.02, 0.1, 0.5]
@@ -268,7 +268,9 @@ def test_tokens_of_texts_are_counted_as_answers() -> None:
     fed = Federation.from_arrays(texts, None, client=client, task="next-token", val=0.25)
     rule = EarlyStopping(patience=1, min_delta=0.5, measure="accuracy")
     settings: dict[str, Any] = {"rounds": 6, "eval_every": 2, "device": "cpu"}
-    found = fit("fedavg", fed, local=Local(lr=0.1), early_stopping=rule, **settings)
+    found = fit(
+        "fedavg", fed, local=Local(lr=0.1, epochs=1, batch=32), early_stopping=rule, **settings
+    )
     rounds, curve = found.curve(split="val")
     assert 0.2 < curve[rounds.index(4)] - curve[rounds.index(2)] < 0.5
     assert found.stopped[0] is not None

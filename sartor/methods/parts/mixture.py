@@ -24,7 +24,7 @@ def mixed_scores(task: Task, table: Tree, log_weights: Tensor, x: Tensor) -> Ten
     """
     log_w = torch.log_softmax(log_weights, -1)
     found = [task.logits(component(table, m), x) for m in range(log_w.shape[0])]
-    if task.criterion is not cross_entropy:
+    if getattr(task.criterion, "plain", task.criterion) is not cross_entropy:
         return torch.stack([log_w[m].exp() * out for m, out in enumerate(found)]).sum(0)
     logs = [log_w[m] + F.log_softmax(out, -1) for m, out in enumerate(found)]
     return torch.logsumexp(torch.stack(logs), 0)

@@ -82,6 +82,7 @@ def train_part(
 
     Momentum that is kept between rounds belongs to the leaves: that of the others stays too.
     """
+    local.one_past("a method that trains parts in turn")
     phase = descend(task, local, name=name, lr=lr, train=part)
     if not local.keeps:
         return phase

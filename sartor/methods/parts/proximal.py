@@ -9,6 +9,7 @@ from sartor.core.local import Local
 
 def check_proximal(name: str, local: Local, prox_steps: int) -> None:
     """Refuse what a proximal solve of K plain steps cannot honour."""
+    local.only_sgd(name, "takes plain gradient steps")
     faults = below(1, "the paper takes 5.", prox_steps=prox_steps)
     if local.momentum:
         faults.append(

@@ -13,6 +13,10 @@ from sartor import reproduce, runs
 from sartor.adviser.advice import Advice
 from sartor.adviser.folder import AdviceFolder
 from sartor.adviser.verification import Verification
+from sartor.core.errors import ConfigError
+from sartor.report.client_facts import read_facts
+from sartor.report.client_page import MOST_PAGES, Clients
+from sartor.report.gain_section import GAIN_FIGURE, gain_sections
 from sartor.report.layout import MOST_ROWS, count, listed
 from sartor.report.sections import Exhibit, Fold, Part, Section, render_sections
 from sartor.report.words import summarise
@@ -27,6 +31,7 @@ from sartor.results.tables import Table
 from sartor.runs.storage import naming, read_json, write_text
 
 if TYPE_CHECKING:
+    from sartor.report.drawing import Figure
     from sartor.report.printing import Format
 
 Source = str | Path | Result | Comparison | Advice | Outcome
@@ -40,6 +45,8 @@ def write_report(source: Source, path: str | Path | None = None) -> Path:
         source: what to report on.
         path: the HTML file; by default ``report.html`` in the folder.
 
+    Beside the page of a run's or comparison's folder, ``clients/`` gets a page for every client.
+
     Returns:
         The path of the page: one file that loads nothing and runs no script.
 
@@ -49,8 +56,10 @@ def write_report(source: Source, path: str | Path | None = None) -> Path:
     found = _read(source)
     content, folder = found.content, found.folder
     environment = runs.environment()
+    target = Path(path or "report.html")
+    clients = None
     if folder is not None:
-        path = path or folder / "report.html"
+        target = Path(path or folder / "report.html")
         environment = read_json(folder / "environment.json")
     if isinstance(content, Advice):
         from sartor.report.advice_page import render_advice
@@ -61,12 +70,42 @@ def write_report(source: Source, path: str | Path | None = None) -> Path:
 
         text = render_reproduction(content, environment)
     else:
-        text = render(content, environment)
-    target = Path(path or "report.html")
+        clients = None if folder is None else _clients(content, folder)
+        text = render(content, environment, clients)
     with naming(target, "create"):
         target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, text)
+    if clients is not None and len(clients.names) <= MOST_PAGES:
+        clients.write(target.parent)
     return target
+
+
+def write_client(source: str | Path, client: str, folder: str | Path | None = None) -> Path:
+    """Write the page of one client of a run or a comparison, and return its path.
+
+    Args:
+        source: the folder of the run or the comparison.
+        client: its name.
+        folder: where to write ``clients/NAME.html``; by default in the folder of the run.
+
+    Raises:
+        ConfigError: there is no such client, or the folder is of an advice or a reproduction.
+    """
+    found = _read(source)
+    if not isinstance(found.content, Result | Comparison) or found.folder is None:
+        raise ConfigError(
+            f"{source} is no folder of a run or a comparison, so it has no pages of clients."
+        )
+    clients = _clients(found.content, found.folder)
+    first = next(iter(clients.comparison.values()))
+    first.client_index(client)  # an unknown name is refused, with a hint
+    (path,) = clients.write(Path(folder or found.folder), [client])
+    return path
+
+
+def _clients(content: Result | Comparison, folder: Path) -> Clients:
+    """Return the pages of the clients of a folder."""
+    return Clients(as_comparison(content).expanded(), read_facts(folder), str(folder))
 
 
 def write_figures(
@@ -123,12 +162,22 @@ def _read(source: Source) -> _Read:
     return _Read(runs.RunFolder.open(source).read_result(), folder.path)
 
 
-def render(content: Result | Comparison, environment: Mapping[str, Any] | None = None) -> str:
-    """Return the page as text; a single result is shown with its baseline if that is known."""
+def render(
+    content: Result | Comparison,
+    environment: Mapping[str, Any] | None = None,
+    clients: Clients | None = None,
+) -> str:
+    """Return the page as text; a single result is shown with its baseline if that is known.
+
+    With ``clients`` it leads to their pages.
+    """
     comparison = as_comparison(content).expanded()
     first = next(iter(comparison.values()))
     metric = comparison.headline_metric
     looks, figures = _drawn(comparison)
+    others: Part = figures
+    if not isinstance(figures, str):
+        others = [figure for figure in figures if figure.key != GAIN_FIGURE]
     goals = list(targets(comparison).items())
     methods: list[Part] = [Exhibit(comparison.table(), "Comparison of methods", looks=looks)]
     if comparison.reference is not None and len(comparison) > 1:
@@ -140,24 +189,28 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
     if goals[1:]:
         others = Exhibit(_to_reach(comparison, dict(goals[1:])), looks=looks)
         methods.append(Fold("Other targets", [others]))
-    heading = f"How evenly {metric.name} is spread"
     unit = " in per cent" if metric.is_share else ""
-    clients: list[Part] = [
-        Exhibit(comparison.fairness(), "Fairness between clients", heading, "fairness", looks),
+    fair = Exhibit(comparison.fairness(), "Fairness between clients", "", "fairness", looks)
+    each: list[Part] = [
         f"{metric.title}{unit} on the test samples of each client. Pre: {POINT_WORDS['pre']}. "
         f"Post: {POINT_WORDS['post']}.",
-        Fold("Every client, every method", [client_table(comparison)]),
+        client_table(comparison),
+    ]
+    detail: list[Part] = [
+        Fold("Every client, every method", each),
+        Fold(f"How evenly {metric.name} is spread, in indices from the literature", [fair]),
     ]
     sections = [
+        *gain_sections(comparison, figures, clients),
         Section(
             "Comparison of methods",
             methods,
             _about(metric),
             "methods",
-            "Table",
+            "Methods",
         ),
-        Section("Figures", [figures]),
-        Section("Clients", clients),
+        Section("Figures", [others]),
+        Section("Clients in detail", detail, key="clients", link="Details"),
         Section("Costs", [Exhibit(ledger_table(comparison), "Ledger", looks=looks)], key="ledger"),
     ]
     for result in comparison.values():
@@ -211,7 +264,7 @@ def _about(metric: HeadlineMetric) -> str:
     )
 
 
-def _drawn(comparison: Comparison) -> tuple[dict[str, tuple[int, str]], Part]:
+def _drawn(comparison: Comparison) -> tuple[dict[str, tuple[int, str]], list[Figure] | str]:
     """Return the looks of the methods and the figures; a hint if matplotlib is missing."""
     try:
         from sartor.report.figures import draw_all, looks

@@ -13,7 +13,7 @@ from sartor.report import client_words as words
 from sartor.report import sketch
 from sartor.report.gains import Gains, gains_of, interval, signed, subject, with_unit
 from sartor.report.layout import count
-from sartor.report.sections import Code, Exhibit, Links, Part, Section, render_sections
+from sartor.report.sections import Answers, Code, Exhibit, Links, Part, Section, render_sections
 from sartor.report.words import Words
 from sartor.results.comparison import Comparison
 from sartor.results.gains import ClientGain
@@ -65,7 +65,7 @@ class Clients:
         """Client -> address of its page, seen from the report."""
         return {name: f"{FOLDER}/{file}" for name, file in self.files.items()}
 
-    @property
+    @functools.cached_property
     def subject(self) -> str:
         """The method that the pages are about: the best on average, training alone left out."""
         chosen = subject(self.comparison)
@@ -93,12 +93,15 @@ class Clients:
         sections.append(Section("Your data", self._data(index, result)))
         if answers := self._answers(name, index, result):
             sections.append(Section("How the model answers", answers, link="Answers"))
-        leaves: list[Part] = [words.travels(result), words.traffic(result)]
-        leaves += [words.STAYS, *([words.SEEN, words.HARMLESS] if _sends(result) else [])]
-        leaves += [] if "network" in result.config else [words.SIMULATED]
-        sections.append(
-            Section("What you give, and what leaves your house", leaves, link="What you give")
-        )
+        leaves = [*words.travels(result), ("How much?", words.traffic(result))]
+        leaves.append(("What stays with you?", words.STAYS))
+        if _sends(result):
+            leaves += [("What else does the server see?", words.SEEN)]
+            leaves += [("What is not protected?", words.HARMLESS)]
+        if "network" not in result.config:
+            leaves.append(("Did this happen in this run?", words.SIMULATED))
+        title = "What you give, and what leaves your house"
+        sections.append(Section(title, [Answers(leaves)], link="What you give"))
         sections.append(Section("What to do next", self._next(name, gains, one), link="Next"))
         sections.append(
             Section(
@@ -120,7 +123,7 @@ class Clients:
                 count(gains.divisions if gains else len(result.runs), "division") + " of the data",
             ],
             brand="Sartor: page of a client",
-            with_environment=False,
+            plain=True,
         )
 
     # --- sections -------------------------------------------------------------------------------
@@ -135,7 +138,7 @@ class Clients:
         ]
         if math.isfinite(one.low):
             ends = (one.low, one.gain, one.high)
-            texts = [with_unit(metric, end) for end in ends]
+            texts = [with_unit(metric, end, *ends) for end in ends]
             parts.append(
                 sketch.interval(
                     "difference",
@@ -194,24 +197,32 @@ class Clients:
             parts.append(f"{tests:,.0f} samples to test.")
         classes = known.get("classes") or _train_classes(result, index)
         if classes and len(classes) > 1:
-            parts.append(_class_table(classes, self._all_classes(result)))
+            label = (result.config.get("data") or {}).get("info", {}).get("label")
+            heading = f"Classes of “{label}”" if isinstance(label, str) else "Classes"
+            parts.append(_class_table(classes, self._all_classes(result), heading))
         missing = {k: v for k, v in known.get("missing", {}).items() if v > 0}
         if missing:
             order = sorted(missing, key=lambda column: -missing[column])
-            parts.append(
-                Exhibit(
-                    Table(
-                        ["column", "missing"],
-                        [[column, missing[column]] for column in order],
-                        formats={"missing": "percent"},
-                    ),
-                    "",
-                    "Missing values",
-                )
-            )
+            every = self._missing()
+            rows = [[column, missing[column], every[column]] for column in order]
+            formats = dict.fromkeys(("your samples", "all clients"), "percent")
+            table = Table(["column", "your samples", "all clients"], rows, formats=formats)
+            parts.append(Exhibit(table, "", "Missing values"))
         elif "missing" in known:
             parts.append("No value is missing in the columns that are checked for it.")
         return parts
+
+    def _missing(self) -> dict[str, float]:
+        """Return the share of missing values of every column, over all samples."""
+        every = self.facts["data"].values()
+        sizes = [sum(one["samples"].values()) for one in every]
+        columns = dict.fromkeys(column for one in every for column in one.get("missing", {}))
+        sums = {
+            column: sum(n * one.get("missing", {}).get(column, 0.0)
+                        for n, one in zip(sizes, every, strict=True))
+            for column in columns
+        }  # fmt: skip
+        return {column: total / (sum(sizes) or 1) for column, total in sums.items()}
 
     def _all_classes(self, result: Result) -> dict[str, float]:
         every = [entry.get("classes", {}) for entry in self.facts.get("data", {}).values()]
@@ -315,7 +326,7 @@ def _summary(name: str, gains: Gains, one: ClientGain) -> Words:
         ("Together", metric.text(one.federated), f"{metric.name}, {gains.name}"),
         (
             f"Gain{unit}",
-            signed(metric, one.gain),
+            signed(metric, one.gain, one.low, one.high),
             f"95 % interval {ends}" if ends else "interval not known from one division",
         ),
     ]
@@ -336,28 +347,27 @@ def _train_classes(result: Result, index: int) -> dict[str, float]:
     return {label: int(number) for label, number in zip(labels, counts, strict=False)}
 
 
-def _class_table(classes: Mapping[str, float], every: Mapping[str, float]) -> Exhibit:
+def _class_table(classes: Mapping[str, float], every: Mapping[str, float], heading: str) -> Exhibit:
     total = sum(classes.values()) or 1
     rows = [[k, n, n / total, every.get(k, math.nan)] for k, n in classes.items()]
     columns = ["class", "samples", "your share", "all clients"]
     formats = dict.fromkeys(("your share", "all clients"), "percent")
-    return Exhibit(Table(columns, rows, formats=formats), "", "Classes")
+    return Exhibit(Table(columns, rows, formats=formats), "", heading)
 
 
 def _measures(mine: Mapping[str, Any], alone: Mapping[str, Any] | None, method: str) -> Exhibit:
     """Return every measure of a client, alone and together, as the texts that a reader sees."""
     rows = []
     for name, value in mine["measures"].items():
-        kind = mine["formats"].get(name, "")
-        kind = "error" if not kind else kind
+        kind = mine["formats"].get(name) or "error"
         other = None if alone is None else alone["measures"].get(name)
         cells = Table(["x", name], [["", other], ["", value]], formats={name: kind}).text_rows()
         unit = " %" if kind == "percent" else ""
         texts = [cell if cell == "–" else f"{cell}{unit}" for _, cell in cells]
-        rows.append([name, *texts[alone is None :]])
+        rows.append([name, *texts[alone is None :], words.MEANINGS.get(name, "")])
     runs = mine["runs"]
     notes = {"means": f"over {runs} runs"} if runs > 1 else {}
-    columns = ["measure", *["alone"] * (alone is not None), "together"]
+    columns = ["measure", *["alone"] * (alone is not None), "together", "what it is"]
     return Exhibit(Table(columns, rows, notes=notes), "", "All measures", "measures")
 
 

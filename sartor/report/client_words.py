@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from sartor.methods import METHODS
 from sartor.methods.catalogue import AUTO
-from sartor.report.gains import Gains, interval, with_unit
+from sartor.report.gains import Gains, gain_text, interval, with_unit
 from sartor.results.gains import ClientGain
 from sartor.results.headline import HeadlineMetric
 from sartor.results.metrics import t_quantile
@@ -20,18 +22,16 @@ MOST_TIMES = 50
 
 MOST_DIVISIONS = 100
 
-STAYS = (
-    "Your samples stay with you: no row, no picture, no text and no name is ever part of a message."
-)
+STAYS = "Your samples: no row of a table, no picture and no text is ever part of a message."
 HARMLESS = (
-    "What is sent is computed from your samples, and it is not harmless: a curious server could "
-    "sometimes reconstruct single samples from it, or infer whether a person was among them. That "
-    "is not protected unless differential privacy or secure aggregation is added. Nor is it "
-    "protected that a server lies, that other clients collude, or that they report false scores. "
-    "The page “Deploy” of Sartor's documentation (docs/deploy.md) says what is protected, and how."
+    "What you send is computed from your samples, and it is not harmless: a curious server could "
+    "sometimes reconstruct single samples from it, or infer whether a person was among them. "
+    "Unless differential privacy or secure aggregation is added, nothing prevents that. Nothing "
+    "prevents a server that lies, clients that collude, or false scores either. “What is "
+    "protected, and what is not” in Sartor's documentation (docs/deploy.md) has the whole list."
 )
 SEEN = (
-    "The server also sees your name, when you are connected, how many training, validation and "
+    "Your name, when you are connected, how many training, validation and "
     "test samples you have, the names of your classes, how many test samples your model answers "
     "correctly, and its loss."
 )
@@ -41,8 +41,10 @@ SIMULATED = (
 )
 
 TERMS = {
-    "model": "a model is the list of weights of a network, fitted to the samples",
-    "head": "the head is the last layer of the network, the body or extractor the layers before it",
+    "model": "the model is the list of weights of a network, fitted to the samples",
+    "head": "the head is the last layer of the network",
+    "body": "the body is the network without its last layer",
+    "extractor": "the extractor is the network without its last layer",
     "prototypes": "prototypes are the mean features of the samples of each class",
     "centroids": "centroids are the mean features of the samples of each class",
     "mean feature": "a mean feature is the average of what the network computes from the samples",
@@ -91,7 +93,7 @@ def interval_sentence(gains: Gains, one: ClientGain) -> str:
         else "from one division of the data"
     )
     return (
-        f"The difference is {with_unit(metric, one.gain)}, with a 95 % interval of "
+        f"The difference is {gain_text(metric, one)}, with a 95 % interval of "
         f"{ends} {over}: {where}."
     )
 
@@ -154,14 +156,20 @@ def what_would_decide(gains: Gains, one: ClientGain) -> str:
     )
 
 
+@functools.cache
+def _wide(number: int) -> float:
+    """Return t for an interval over a number of divisions; it takes milliseconds to work out."""
+    return t_quantile(0.975, number - 1)
+
+
 def _divisions_needed(gains: Gains, gain: float, half: float) -> int | None:
     """Return the smallest number of divisions whose interval leaves zero out, or None."""
     now = gains.divisions
     if now < 2:
         return None
-    spread = half / (t_quantile(0.975, now - 1) * math.sqrt(1 / now + gains.overlap))
+    spread = half / (_wide(now) * math.sqrt(1 / now + gains.overlap))
     for number in range(now + 1, MOST_DIVISIONS + 1):
-        wide = t_quantile(0.975, number - 1) * math.sqrt(1 / number + gains.overlap)
+        wide = _wide(number) * math.sqrt(1 / number + gains.overlap)
         if wide * spread < abs(gain):
             return number
     return None
@@ -177,21 +185,27 @@ def _rounded(number: float) -> str:
     return f"{round(number, -digits):,.0f}"
 
 
-def travels(result: Result) -> str:
-    """Return what the method sends, in the words of the list of methods, with terms explained."""
+def travels(result: Result) -> list[tuple[str, str]]:
+    """Return what the method sends, as questions and answers, with the terms explained."""
     entry = METHODS.get(result.method)
-    short = AUTO.travels if entry is None and result.method == "auto" else ""
-    short = entry.travels if entry is not None else short
-    if not short:
-        return f"{result.method} is not in the list of methods, so what it sends is not described."
-    if short == "nothing":
-        return "This method sends nothing."
-    terms = [meaning for word, meaning in TERMS.items() if word in short]
-    if "body" in short or "extractor" in short:
-        terms.append(TERMS["head"]) if TERMS["head"] not in terms else None
-    explained = f" ({'; '.join(terms)})" if terms else ""
-    shown = short.replace(" down", " to you").replace(" up", " from you")
-    return f"In every round of {result.method} travels: {shown}{explained}."
+    if entry is None:
+        what = AUTO.travels if result.method == "auto" else "what its author says"
+        return [("What do you send and receive?", f"{what[0].upper()}{what[1:]}.")]
+    if entry.travels == "nothing":
+        return [("What do you send?", "Nothing.")]
+    words = entry.travels
+    terms = [meaning for word, meaning in TERMS.items() if re.search(rf"\b{word}", words)]
+    explained = "".join(f" {t[0].upper()}{t[1:]}." for t in dict.fromkeys(terms))
+    parts = re.split(r"[,;] ", words)
+    ways = [re.fullmatch(r"(.+) (down|up)( once)?", part) for part in parts]
+    found = [way for way in ways if way is not None]
+    if len(found) < len(parts):
+        return [("What do you send and receive?", f"{words[0].upper()}{words[1:]}.{explained}")]
+    both: dict[str, list[str]] = {"up": [], "down": []}
+    for way in found:
+        both[way[2]].append(f"{'Once' if way[3] else 'Every round'}: {way[1]}.")
+    sent, received = (" ".join(both[way]) for way in ("up", "down"))
+    return [("What do you send?", sent + explained), ("What do you receive?", received)]
 
 
 def traffic(result: Result) -> str:
@@ -204,12 +218,35 @@ def traffic(result: Result) -> str:
     if not total:
         return "No byte was sent."
     return (
-        f"A client sends {size(up)} and receives {size(down)} in a round; {size(total)} in all "
-        f"{rounds} rounds, both ways."
+        f"{size(up)} out and {size(down)} in, every round; {size(total)} in all {rounds} rounds, "
+        "both ways (mean of the clients)."
     )
 
 
 UP_AND_DOWN = ("bytes_up", "bytes_down")
+
+MEANINGS = {
+    "largest class": "what always answering your most frequent class would reach",
+    "accuracy": "share of right answers",
+    "balanced accuracy": "share of right answers in each class, then their mean",
+    "F1": "balance of found and false alarms; 1 is best",
+    "AUROC": "chance that a true case gets a higher score than another; ½ is guessing",
+    "average precision": "share of true cases among those with high scores; 1 is best",
+    "Brier": "squared error of the probabilities; 0 is best",
+    "log loss": "how surprised the probabilities are by the truth; 0 is best",
+    "calibration error": "how far probabilities lie from frequencies; 0 is best",
+    "sensitivity": "share of the true cases that are found",
+    "specificity": "share of the other samples that raise no alarm",
+    "threshold": "probability from which a case is called",
+    "exact match": "share of samples with all labels right",
+    "labels right": "share of labels that are right",
+    "micro F1": "balance of found and false labels, all together; 1 is best",
+    "macro F1": "the same, mean over the labels; 1 is best",
+    "RMSE": "typical error, large ones count more; in the units of the data",
+    "MAE": "mean error, in the units of the data",
+    "R²": "share of the variation that is explained; 1 is best, 0 is answering the mean",
+}
+"""Measure -> what it is, in a few words."""
 
 
 def size(number: float) -> str:

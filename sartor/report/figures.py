@@ -27,6 +27,7 @@ from sartor.results.headline import HeadlineMetric
 from sartor.results.metrics import Array
 from sartor.results.result import Result
 
+
 def looks(comparison: Comparison) -> dict[str, tuple[int, str]]:
     """Return the number of each method's colour and its marker; 1 is the reference's colour."""
     others = [name for name in comparison if name != comparison.reference]

@@ -51,6 +51,7 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
                 _rows(panel, gains, order, words=not several)
             else:
                 _curve(panel, gains)
+            panel.tick_params(labelbottom=True)
             panel.set_xlabel(_label(gains.metric) if few else _verdicts(gains))
         if not few:
             for row in grid:

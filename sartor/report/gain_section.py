@@ -20,6 +20,8 @@ GAIN_FIGURE = "gain-by-client"
 FEW = 40
 """More clients are folded away."""
 
+RAW = ("fraction hurt", "clients hurt")
+
 LEAD = (
     "Alone: the client's own model, trained on its own samples. Federated: the model it has after "
     "training together. Low and high are the ends of the 95 % interval of the gain; a client "
@@ -60,8 +62,11 @@ def gain_sections(
 
 
 def _shortened(table: Table) -> Table:
-    """Return the table with the most rows that a page holds."""
-    if len(table) <= MOST_ROWS:
-        return table
-    notes = {**table.notes, "shown": f"the first {MOST_ROWS} of {len(table)} clients"}
+    """Return the table with the most rows that a page holds, and without counts of raw signs.
+
+    A client below zero may be there by chance; the verdicts count those that are not.
+    """
+    notes = {key: note for key, note in table.notes.items() if key not in RAW}
+    if len(table) > MOST_ROWS:
+        notes["shown"] = f"the first {MOST_ROWS} of {len(table)} clients"
     return Table(table.columns, table.rows[:MOST_ROWS], notes, table.formats, table.title)

@@ -103,14 +103,24 @@ def counted(counts: Mapping[str, int]) -> str:
     return f"{gain} {verbs[0]}, {lose} {verbs[1]}, {open_} cannot tell"
 
 
-def signed(metric: HeadlineMetric, gain: float) -> str:
-    """Return a gain with its sign: a number of points, or in the unit of the measure."""
-    return format_cell(float(gain), metric.gain_kind).replace("-", "−")
+def signed(metric: HeadlineMetric, gain: float, *beside: float) -> str:
+    """Return a gain with its sign: a number of points, or in the unit of the measure.
+
+    It gets as many decimals as the largest of those that stand ``beside`` it needs.
+    """
+    return format_cell(
+        float(gain), metric.gain_kind, _decimals(metric.gain_kind, (gain, *beside))
+    ).replace("-", "−")
 
 
-def with_unit(metric: HeadlineMetric, gain: float) -> str:
+def with_unit(metric: HeadlineMetric, gain: float, *beside: float) -> str:
     """Return a gain with its sign and, of a share, its unit."""
-    return f"{signed(metric, gain)}{' points' * metric.is_share}"
+    return f"{signed(metric, gain, *beside)}{' points' * metric.is_share}"
+
+
+def gain_text(metric: HeadlineMetric, one: ClientGain) -> str:
+    """Return the gain of a client, or a mean, with its unit and the decimals of its interval."""
+    return with_unit(metric, one.gain, one.low, one.high)
 
 
 def interval(metric: HeadlineMetric, low: float, high: float) -> str:
@@ -118,8 +128,17 @@ def interval(metric: HeadlineMetric, low: float, high: float) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
     kind = "end" if metric.is_share else metric.gain_kind
-    ends = [format_cell(end, kind).replace("-", "−") for end in (low, high)]
+    decimals = _decimals(kind, (low, high))
+    ends = [format_cell(end, kind, decimals).replace("-", "−") for end in (low, high)]
     return f"{ends[0]} to {ends[1]}"
+
+
+def _decimals(kind: str, values: Sequence[float]) -> int | None:
+    """Return the decimals with which the largest gain has three figures; None for other kinds."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if kind != "gain" or not largest:
+        return None
+    return max(0, 2 - math.floor(math.log10(largest)))
 
 
 def some(names: Sequence[str]) -> str:

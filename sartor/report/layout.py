@@ -60,6 +60,10 @@ SHAPES = {
 """The markers of the figures, as paths in a box of 16 by 16."""
 
 
+NUMBER = re.compile(r"[+-]?\d[\d,.]*( %)?|–")
+"""A text that stands to the right, as numbers do."""
+
+
 def shown(
     table: Table, looks: Mapping[str, tuple[int, str]], links: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
@@ -68,19 +72,32 @@ def shown(
     ``looks`` has the number of the colour and the marker of names in the first column, ``links``
     the page that such a name leads to.
     """
-    right = [table.numeric(name) for name in table.columns]
-    lowered = [table.formats.get(name) in ("points", "gain", "score gain") for name in table.columns]
+    texts = list(zip(*table.text_rows(), strict=True)) or [()] * len(table.columns)
+    right = [
+        table.numeric(name) or all(NUMBER.fullmatch(cell) for cell in cells)
+        for name, cells in zip(table.columns, texts, strict=True)
+    ]
+    lowered = [_warns(table, name) for name in table.columns]
+    verdicts = table.column("verdict") if "verdict" in table.columns else [""] * len(table)
     rows = []
-    for cells in table.text_rows():
+    for cells, verdict in zip(table.text_rows(), verdicts, strict=True):
+        # A loss that may be chance is no warning.
+        sure = verdict in ("", "loses")
         number, mark = looks.get(cells[0], (0, ""))
         shown = [
-            (signed(cell), numeric, low and cell[0] == "-")
+            (signed(cell), numeric, low and sure and cell[0] == "-")
             for cell, numeric, low in zip(cells, right, lowered, strict=True)
         ]
         link = (links or {}).get(cells[0], "")
         rows.append(((number, SHAPES[mark]) if number else None, shown, link))
     head = list(zip(map(table.header, table.columns), right, strict=True))
-    return {"head": head, "rows": rows, "notes": table.note_lines()}
+    return {"head": head, "rows": rows, "notes": list(map(signed, table.note_lines()))}
+
+
+def _warns(table: Table, name: str) -> bool:
+    """Return whether numbers below zero are bad in a column: gains, but not ends of intervals."""
+    is_gain = table.formats.get(name) in ("points", "gain", "score gain")
+    return is_gain and name not in ("low", "high")
 
 
 def pictures(

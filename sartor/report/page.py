@@ -179,7 +179,10 @@ def render(
     if not isinstance(figures, str):
         others = [figure for figure in figures if figure.key != GAIN_FIGURE]
     goals = list(targets(comparison).items())
-    methods: list[Part] = [Exhibit(comparison.table(), "Comparison of methods", looks=looks)]
+    table = comparison.table()
+    if any(hurt is not None for hurt in table.column("clients hurt")):
+        table.notes["clients hurt"] = "below training alone by any amount, chance included"
+    methods: list[Part] = [Exhibit(table, "Comparison of methods", looks=looks)]
     if comparison.reference is not None and len(comparison) > 1:
         heading = "Paired differences on the same data"
         methods.append(Exhibit(comparison.paired(), "", heading, "paired", looks))
@@ -402,11 +405,16 @@ def _events(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _title(comparison: Comparison) -> str:
-    names = listed(list(comparison))
+    named = [name for name in comparison if name != comparison.reference]
+    # A single method stands beside training alone; its name is the title.
+    names = listed(named if len(named) == 1 else list(comparison))
     data = comparison.config.get("data") or next(iter(comparison.values())).config.get("data")
     if isinstance(data, Mapping):
-        data = data.get("name") or data.get("dataset")
-    return f"{names} on {data}" if isinstance(data, str) else names
+        info = data.get("info") or {}
+        source = info.get("source", "")
+        known = info.get("dataset") or (source if Path(source).suffix else None)
+        data = data.get("name") or data.get("dataset") or known
+    return f"{names} on {Path(data).name}" if isinstance(data, str) else names
 
 
 def _settings(comparison: Comparison) -> list[Fold]:

@@ -35,6 +35,13 @@ class Exhibit:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """Questions and their answers, a paragraph each."""
+
+    items: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
 class Links:
     """A line of links to other pages: text and address, relative to this page."""
 
@@ -58,7 +65,7 @@ class Code:
 
 
 Part: TypeAlias = (
-    "str | Code | Links | Table | Exhibit | Figure | Sketch | Fold | Mapping[str, Any] | "
+    "str | Code | Answers | Links | Table | Exhibit | Figure | Sketch | Fold | Mapping[str, Any] | "
     "Sequence[Figure | Sketch | Check]"
 )
 """A paragraph, a table, a figure, settings (a mapping), several figures, or a list of claims."""
@@ -91,7 +98,7 @@ def render_sections(
     facts: Sequence[str] = (),
     environment: Mapping[str, Any] | None = None,
     brand: str = "Sartor report",
-    with_environment: bool = True,
+    plain: bool = False,
 ) -> str:
     """Return a page as text: one file that loads nothing and runs no script.
 
@@ -102,9 +109,9 @@ def render_sections(
         facts: a few words below the heading.
         environment: versions and hardware of the machine that trained; of this one if None.
         brand: the line above the heading.
-        with_environment: whether the page has that section.
+        plain: for readers that are no specialists: without that section, and with small tables.
     """
-    if with_environment:
+    if not plain:
         versions = Fold("Versions and hardware", [environment or runs.environment()])
         sections = [*sections, Section("Environment", [versions])]
     keys: list[str] = []
@@ -114,6 +121,7 @@ def render_sections(
     return fill(
         title=title,
         brand=brand,
+        plain=plain,
         facts=list(facts),
         words=words,
         sections=[
@@ -130,6 +138,8 @@ def _part(part: Part, title: str) -> tuple[str, Any]:
             return "words", part
         case Code():
             return "code", part.text
+        case Answers():
+            return "answers", list(part.items)
         case Links():
             return "links", list(part.items)
         case Table():
@@ -138,9 +148,12 @@ def _part(part: Part, title: str) -> tuple[str, Any]:
             heading = part.heading or part.table.title
             texts = {"caption": part.caption or heading or title}
             texts["heading"] = heading if heading != title else ""
+            texts["key"] = part.key
             return "table", {
-                **shown(part.table, part.looks, part.links), **texts, "key": part.key, "bars": part.bars
-            }  # fmt: skip
+                **shown(part.table, part.looks, part.links),
+                **texts,
+                "bars": part.bars,
+            }
         case Fold():
             inner = [_part(inner, part.summary) for inner in part.parts]
             return "fold", {"summary": part.summary, "open": part.open, "parts": inner}

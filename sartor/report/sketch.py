@@ -24,7 +24,7 @@ class Sketch:
 def _svg(key: str, width: float, height: float, parts: Sequence[str]) -> str:
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-labelledby="{key}-alt" '
-        f'class="figure">{"".join(parts)}</svg>'
+        f'class="figure" style="max-width: {1.15 * width:.0f}px">{"".join(parts)}</svg>'
     )
 
 
@@ -108,9 +108,7 @@ def calibration(key: str, title: str, points: Sequence[Sequence[float]], caption
         parts += [_line(left, y, left + size, y, "line")]
         parts += [_text(left - 8, y + 4, label, "end"), _text(x, top + size + 20, label)]
     most = max((number for *_, number in points), default=1.0) or 1.0
-    ordered = sorted(points)
-    for one, two in zip(ordered, ordered[1:], strict=False):
-        parts.append(_line(*at(*one[:2]), *at(*two[:2]), "good", 'stroke-width="1.6"'))
+    ordered = sorted(points, key=lambda point: point[0])
     for predicted, observed, number in ordered:
         x, y = at(predicted, observed)
         radius = 2.5 + 5 * (number / most) ** 0.5
@@ -120,4 +118,4 @@ def calibration(key: str, title: str, points: Sequence[Sequence[float]], caption
     parts.append(_text(14, top + size / 2, "what was true", more=turn))
     said = [f"{100 * p:.0f} % against {100 * o:.0f} %" for p, o, _ in ordered]
     alt = f"Predicted against observed: {', '.join(said)}."
-    return Sketch(key, title, caption, alt, _svg(key, 340, 330, parts))
+    return Sketch(key, title, caption, alt, _svg(key, 356, 330, parts))

@@ -11,12 +11,12 @@ import numpy as np
 from sartor.report.gains import (
     Gains,
     difference,
+    gain_text,
     gains_of,
     interval,
     signed,
     some,
     subject,
-    with_unit,
 )
 from sartor.report.layout import listed
 from sartor.results import metrics
@@ -132,14 +132,13 @@ def _say_best(words: Words, alive: list[_Row], alone: str | None) -> None:
     elif tied:
         words.headline = _tie(best, tied, alone, len(alive))
         remark += f"; not surely better than {_listed(tied, alone)}"
-        if ends := interval(metric, over[0].low, over[0].high):
+        ends = interval(metric, over[0].low, over[0].high)
+        if ends and alone not in (best.name, alive[1].name):  # that is a finding of its own
             words.findings.append(
                 f"{best.name} {verb} {reported}. The next, {alive[1].name}, has {alive[1].text}: "
-                f"the mean difference, {with_unit(metric, over[0].gain)} a client, has a 95 % "
+                f"the mean difference, {gain_text(metric, over[0])} a client, has a 95 % "
                 f"interval of {ends}."
             )
-        else:
-            words.findings.append(f"{best.name} {verb} {reported}.")
         worse = [row for row in alive[1:] if row not in tied]
         if worse:
             words.findings.append(f"Surely worse than {best.name}: {_with_values(worse, alone)}.")
@@ -158,7 +157,7 @@ def _say_best(words: Words, alive: list[_Row], alone: str | None) -> None:
         words.headline = f"{best.name} {most} {len(alive)} methods: {reported}."
         words.findings.append(
             f"{alive[1].name} follows at {alive[1].text}; these runs tell the two apart: the mean "
-            f"gain of a client is {with_unit(metric, over[0].gain)} (95 % interval "
+            f"gain of a client is {gain_text(metric, over[0])} (95 % interval "
             f"{interval(metric, over[0].low, over[0].high)})."
         )
     words.tiles.append((metric.title, best.text, remark))
@@ -168,11 +167,16 @@ def _tie(best: _Row, tied: list[_Row], alone: str | None, number: int) -> str:
     """Return a sentence on methods of which none is surely the best."""
     metric = best.result.headline_metric
     joint = [best, *tied]
-    values = [best.text, max(tied, key=lambda row: -metric.sign * row.value).text]
-    spread = values[0] if values[0] == values[1] else f"{values[0]} to {values[1]}"
+    if len(joint) > 2:
+        joint_values = sorted(row.value for row in joint)
+        ends = [metric.text(value) for value in (joint_values[0], joint_values[-1])]
+    else:
+        ends = [row.text for row in joint]
+    joined = f"{ends[0]} {'to' if len(joint) > 2 else 'and'} {ends[1]}"
+    spread = ends[0] if ends[0] == ends[1] else joined
     who = _listed(joint, alone)
     who = f"{who[0].upper()}{who[1:]}" if who.startswith(ALONE) else who
-    of = f" of {number} methods" if len(joint) < number else ""
+    of = f", of {number} methods" if len(joint) < number else ""
     repeats = f", means of {len(best.runs)} runs" if len(best.runs) > 1 else ""
     return f"{who} cannot be told apart{of}: {metric.name} {spread}{repeats}."
 
@@ -194,8 +198,8 @@ def _say_gain(words: Words, row: _Row, gains: Gains) -> None:
     what = f", by which the {metric.name} falls" if metric.sign < 0 else ""
     words.findings.append(
         f"Training alone {_reaches(metric)[0]} {metric.text(whole.alone)} as the mean over "
-        f"clients, {row.name} {metric.text(whole.federated)}: a client gains "
-        f"{with_unit(metric, whole.gain)} on average{what}{ends}."
+        f"clients, {row.name} {metric.text(whole.federated)}: the mean gain of a client is "
+        f"{gain_text(metric, whole)}{what}{ends}."
     )
     parts = [
         f"{some(gains.named(verdict))} {verb if counts[verdict] != 1 else f'{verb}s'}"
@@ -214,7 +218,7 @@ def _say_gain(words: Words, row: _Row, gains: Gains) -> None:
     remark = f"{row.name}: {known or 'the interval is not known from one division'}"
     unit = "points" if metric.is_share else f"lower {metric.name}" if metric.sign < 0 else ""
     label = f"Mean gain over training alone{f', {unit}' * bool(unit)}"
-    words.tiles.append((label, signed(metric, whole.gain), remark))
+    words.tiles.append((label, signed(metric, whole.gain, whole.low, whole.high), remark))
     values = " · ".join(str(counts[verdict]) for verdict in counts)
     words.tiles.append(("Clients", values, "gain · lose · cannot tell"))
 

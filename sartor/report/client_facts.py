@@ -80,11 +80,12 @@ def _data_of(federation: Federation, client: int) -> dict[str, Any]:
     if federation.x.ndim == 2 and len(columns) == federation.x.shape[1]:
         own = torch.cat(list(rows.values()))
         x = federation.x[own].numpy()
-        found["missing"] = {
+        missing = {
             name.removesuffix(INDICATOR): float((x[:, place] > 0).mean())
             for place, name in enumerate(columns)
             if name.endswith(INDICATOR) and len(own)
         }
+        found |= {"missing": missing} if missing else {}
     return found
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from sartor.report import client_words as words
 from sartor.report import sketch
-from sartor.report.gains import Gains, gains_of, interval, signed, subject, with_unit
+from sartor.report.gains import Gains, counted, gains_of, interval, signed, subject, with_unit
 from sartor.report.layout import count
 from sartor.report.sections import Answers, Code, Exhibit, Links, Part, Section, render_sections
 from sartor.report.words import Words
 from sartor.results.comparison import Comparison
 from sartor.results.gains import ClientGain
+from sartor.results.metrics import spread
 from sartor.results.result import Result
 from sartor.results.tables import Table
 from sartor.runs import slug
@@ -109,7 +110,7 @@ class Clients:
                 [Links([("The technical report: methods, figures, costs", "../report.html")])],
             )
         )
-        summary = Words(headline=f"{name} took part with {self.subject}.")
+        summary = self._alone_unknown(name, result)
         if gains is not None and one is not None:
             summary = _summary(name, gains, one)
         return render_sections(
@@ -124,6 +125,16 @@ class Clients:
             ],
             brand="Sartor: page of a client",
             plain=True,
+        )
+
+    def _alone_unknown(self, name: str, result: Result) -> Words:
+        """Return the summary where training alone is not known."""
+        index, metric = result.client_index(name), result.headline_metric
+        values = [result.client_measure(run=run)[index] for run in range(len(result.runs))]
+        text = metric.text(spread(values).mean)
+        return Words(
+            headline=f"{name} reaches {metric.name} {text} with {self.subject}; what it reaches "
+            "alone was not measured."
         )
 
     # --- sections -------------------------------------------------------------------------------
@@ -154,13 +165,7 @@ class Clients:
             )
         if len(self.gains) > 1:
             parts.append(Exhibit(self._methods(index), "", "Every method that was compared"))
-        whole = gains.counts
-        parts.append(
-            f"Of all {len(self.names)} clients, {whole['gains']} "
-            f"{'gains' if whole['gains'] == 1 else 'gain'}, {whole['loses']} "
-            f"{'loses' if whole['loses'] == 1 else 'lose'}; of {whole['cannot tell']} these data "
-            "cannot tell."
-        )
+        parts.append(f"All {len(self.names)} clients: {counted(gains.counts)}.")
         return [part for part in parts if part]
 
     def _methods(self, index: int) -> Table:
@@ -331,8 +336,9 @@ def _summary(name: str, gains: Gains, one: ClientGain) -> Words:
         ),
     ]
     if metric.has_samples and math.isfinite(one.gain):
-        tiles.append(("In samples", f"{one.gain * one.samples:+.1f}".replace("-", "−"),
-                      f"of {one.samples:.0f} test samples"))  # fmt: skip
+        number = round(one.gain * one.samples, 1)
+        more = f"{number:+.1f}".replace("-", "−") if number else "0"
+        tiles.append(("In samples", more, f"of {one.samples:.0f} test samples"))
     else:
         tiles.append(("Test samples", f"{one.samples:.0f}", "held out from training"))
     return Words(headline=words.verdict_sentence(name, gains, one), tiles=tiles)

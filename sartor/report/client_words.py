@@ -103,7 +103,12 @@ def samples_sentence(gains: Gains, one: ClientGain) -> str:
     if not gains.metric.has_samples or not math.isfinite(one.gain):
         return ""
     number = abs(one.gain * one.samples)
-    more = "more" if one.gain >= 0 else "fewer"
+    if number < 0.05:
+        return (
+            f"Of {one.samples:.0f} test samples, the model trained together answers as many "
+            "correctly as the one trained alone."
+        )
+    more = "more" if one.gain > 0 else "fewer"
     noun = "sample" if f"{number:.1f}" == "1.0" else "samples"
     return (
         f"Of {one.samples:.0f} test samples, the model trained together answers {number:.1f} "
@@ -187,6 +192,14 @@ def _rounded(number: float) -> str:
 
 def travels(result: Result) -> list[tuple[str, str]]:
     """Return what the method sends, as questions and answers, with the terms explained."""
+    found = _sent(result)
+    if result.choices:
+        extra = "What the choice between several models needs; it is counted below."
+        found.append(("What does the option do-no-harm add?", extra))
+    return found
+
+
+def _sent(result: Result) -> list[tuple[str, str]]:
     entry = METHODS.get(result.method)
     if entry is None:
         what = AUTO.travels if result.method == "auto" else "what its author says"

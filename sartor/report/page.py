@@ -216,8 +216,8 @@ def render(
         Section("Clients in detail", detail, key="clients", link="Details"),
         Section("Costs", [Exhibit(ledger_table(comparison), "Ledger", looks=looks)], key="ledger"),
     ]
-    for result in comparison.values():
-        if result.config.get("selection"):
+    for name, result in comparison.items():
+        if result.config.get("selection") and name != comparison.reference:
             tried, used = result.selection()
             lead = "Judged on held-out samples before training; no test sample took part."
             parts = [Exhibit(tried, ""), Exhibit(used, "")]
@@ -417,16 +417,30 @@ def _title(comparison: Comparison) -> str:
     return f"{names} on {Path(data).name}" if isinstance(data, str) else names
 
 
-def _settings(comparison: Comparison) -> list[Fold]:
-    """Return the shared settings, open, then those of each method."""
+LONG = ("rebuild", "fingerprints")
+"""Settings for machines: how every column was prepared under every seed. config.json has them."""
+
+
+def _settings(comparison: Comparison) -> list[Part]:
+    """Return the shared settings, then those of each method, without what only machines read."""
     shared = comparison.config
-    parts = [Fold("All methods", [shared], open=True)] if shared else []
+    parts: list[Part] = [Fold("All methods", [_short(shared)])] if shared else []
     for name, result in comparison.items():
         own = {key: v for key, v in result.config.items() if shared.get(key) != v}
         first = result.runs[0]
-        given: dict[str, Any] = {**own, "hyper": first.hyper, "options": first.options}
+        given: dict[str, Any] = {**_short(own), "hyper": first.hyper, "options": first.options}
         if len(result.runs) > 1:
             given["runs"] = list(result.groups())
             given["seeds"] = sorted({run.seed for run in result.runs})
-        parts.append(Fold(name, [given], open=not parts))
+        parts.append(Fold(name, [given]))
     return parts
+
+
+def _short(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the long ones."""
+    kept = {key: value for key, value in settings.items() if key not in LONG}
+    data = kept.get("data")
+    if isinstance(data, Mapping) and isinstance(data.get("info"), Mapping):
+        info = {key: value for key, value in data["info"].items() if key != "preprocessing"}
+        kept["data"] = {**data, "info": info}
+    return kept

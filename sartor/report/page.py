@@ -175,9 +175,9 @@ def render(
     first = next(iter(comparison.values()))
     metric = comparison.headline_metric
     looks, figures = _drawn(comparison)
-    others: Part = figures
+    drawings: Part = figures
     if not isinstance(figures, str):
-        others = [figure for figure in figures if figure.key != GAIN_FIGURE]
+        drawings = [figure for figure in figures if figure.key != GAIN_FIGURE]
     goals = list(targets(comparison).items())
     table = comparison.table()
     if any(hurt is not None for hurt in table.column("clients hurt")):
@@ -212,7 +212,7 @@ def render(
             "methods",
             "Methods",
         ),
-        Section("Figures", [others]),
+        Section("Figures", [drawings]),
         Section("Clients in detail", detail, key="clients", link="Details"),
         Section("Costs", [Exhibit(ledger_table(comparison), "Ledger", looks=looks)], key="ledger"),
     ]

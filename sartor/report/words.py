@@ -125,10 +125,19 @@ def _say_best(words: Words, alive: list[_Row], alone: str | None) -> None:
     reported = f"{phrase.format(best.text)}{repeats}"
     over = [difference(best.result, row.result)[1] for row in alive[1:]]
     tied = [row for row, one in zip(alive[1:], over, strict=True) if one.verdict != "gains"]
+    unknown = any(not math.isfinite(one.low) for one in over)
     less = "" if metric.sign > 0 else "; less is better"
     remark = f"{best.name}, {metric.pooled}{less}"
+    most = f"{best.name} {_most(metric)} {len(alive)} methods: {reported}"
     if len(alive) == 1:
         words.headline = f"{best.name} {verb} {reported}."
+    elif unknown:  # of an error or a score; a single division does not say how certain it is
+        words.headline = (
+            f"In this one division of the data, {most}. Only several divisions can say whether "
+            "that is more than chance."
+        )
+        words.findings.append(f"Then come {_with_values(alive[1:], alone)}.")
+        remark += "; one division"
     elif tied:
         words.headline = _tie(best, tied, alone, len(alive))
         remark += f"; not surely better than {_listed(tied, alone)}"
@@ -149,18 +158,20 @@ def _say_best(words: Words, alive: list[_Row], alone: str | None) -> None:
             "cost traffic and lose on average."
         )
     else:
-        most = "is the best of"
-        if metric.sign < 0:
-            most = "has the smallest error of"
-        elif metric.name == "accuracy":
-            most = "is the most accurate of"
-        words.headline = f"{best.name} {most} {len(alive)} methods: {reported}."
+        words.headline = f"{most}."
         words.findings.append(
             f"{alive[1].name} follows at {alive[1].text}; these runs tell the two apart: the mean "
             f"gain of a client is {gain_text(metric, over[0])} (95 % interval "
             f"{interval(metric, over[0].low, over[0].high)})."
         )
     words.tiles.append((metric.title, best.text, remark))
+
+
+def _most(metric: HeadlineMetric) -> str:
+    """Return what the best of several methods is, before their number."""
+    if metric.sign < 0:
+        return "has the smallest error of"
+    return "is the most accurate of" if metric.name == "accuracy" else "is the best of"
 
 
 def _tie(best: _Row, tied: list[_Row], alone: str | None, number: int) -> str:
@@ -178,7 +189,9 @@ def _tie(best: _Row, tied: list[_Row], alone: str | None, number: int) -> str:
     who = f"{who[0].upper()}{who[1:]}" if who.startswith(ALONE) else who
     of = f", of {number} methods" if len(joint) < number else ""
     repeats = f", means of {len(best.runs)} runs" if len(best.runs) > 1 else ""
-    return f"{who} cannot be told apart{of}: {metric.name} {spread}{repeats}."
+    verb, phrase = _reaches(metric)
+    both = {"gets": "get", "has": "have"}[verb]
+    return f"{who} cannot be told apart{of}: they {both} {phrase.format(spread)}{repeats}."
 
 
 def _listed(rows: list[_Row], alone: str | None) -> str:

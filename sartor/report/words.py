@@ -208,11 +208,11 @@ def _say_gain(words: Words, row: _Row, gains: Gains) -> None:
     metric, whole, counts = gains.metric, gains.whole, gains.counts
     known = interval(metric, whole.low, whole.high)
     ends = f" (95 % interval {known})" if known else ""
-    what = f", by which the {metric.name} falls" if metric.sign < 0 else ""
+    what = f", what its {metric.name} falls by," if metric.sign < 0 else ""
     words.findings.append(
         f"Training alone {_reaches(metric)[0]} {metric.text(whole.alone)} as the mean over "
-        f"clients, {row.name} {metric.text(whole.federated)}: the mean gain of a client is "
-        f"{gain_text(metric, whole)}{what}{ends}."
+        f"clients, {row.name} {metric.text(whole.federated)}: the mean gain of a client{what} is "
+        f"{gain_text(metric, whole)}{ends}."
     )
     parts = [
         f"{some(gains.named(verdict))} {verb if counts[verdict] != 1 else f'{verb}s'}"

@@ -19,14 +19,18 @@ def report(
     kind: Annotated[
         str, option("html: one page; pdf or png: figures.", "KIND", "--format")
     ] = "html",
+    client: Annotated[str | None, option("The page of one client alone.", "NAME")] = None,
     out: Annotated[Path | None, option("Where to write; else in FOLDER.", "DIR")] = None,
     json: Json = False,
 ) -> None:
-    """Write the page of a run folder, or its figures for a paper."""
-    from sartor.report import write_figures, write_report
+    """Write the page of a run folder, that of a client, or figures for a paper."""
+    from sartor.report import write_client, write_figures, write_report
 
     answer: dict[str, Any] = {"out": folder}
-    if kind == "html":
+    if client is not None and kind == "html":
+        answer["client"] = write_client(folder, client, out)
+        show.places(("Page", answer["client"]), quiet=json)
+    elif kind == "html":
         answer["report"] = write_report(folder, None if out is None else out / "report.html")
         show.places(("Report", answer["report"]), quiet=json)
     elif kind in ("pdf", "png"):

@@ -24,7 +24,7 @@ from sartor.cli.settings import (
 from sartor.core.errors import ConfigError, DivergedError, PFLError, RunFolderError
 from sartor.data.federation import Federation
 from sartor.engines.shard import processes
-from sartor.results.comparison import Comparison
+from sartor.results.comparison import Comparison, as_comparison
 from sartor.results.result import Result
 from sartor.runs import ComparisonFolder, RunFolder, slug
 from sartor.runs.storage import read_json, write_json
@@ -161,7 +161,22 @@ def train(
             several.write_comparison(comparison)
         except RunFolderError as error:  # the results are printed all the same
             show.note(f"Warning: {error}")
+    if kind_of(experiment) != "a data set" and processes.current() is None:
+        _write_facts(comparison, federations, out)
     return comparison
+
+
+def _write_facts(
+    comparison: Comparison, federations: Callable[[int], Federation], out: Path
+) -> None:
+    """Write what the pages of the clients show, while the data are at hand."""
+    from sartor.report.client_facts import write_facts
+
+    one = len(comparison) == 1
+    try:
+        write_facts(out, as_comparison(*comparison.values()) if one else comparison, federations)
+    except (PFLError, OSError) as error:
+        show.note(f"Warning: the pages of the clients will have no measures: {error}")
 
 
 def _train_alone(results: dict[str, Result], out: Path) -> None:

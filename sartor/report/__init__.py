@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sartor.report.printing import Format
     from sartor.results.tables import Table
 
-__all__ = ["write_examination", "write_figures", "write_report"]
+__all__ = ["write_client", "write_examination", "write_figures", "write_report"]
 
 
 def write_report(source: Source, path: str | Path | None = None) -> Path:
@@ -24,6 +24,14 @@ def write_report(source: Source, path: str | Path | None = None) -> Path:
         from sartor.report import page
 
         return page.write_report(source, path)
+
+
+def write_client(source: str | Path, client: str, folder: str | Path | None = None) -> Path:
+    """Write the page of one client; see :func:`sartor.report.page.write_client`."""
+    with _extras():
+        from sartor.report import page
+
+        return page.write_client(source, client, folder)
 
 
 def write_figures(

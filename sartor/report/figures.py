@@ -6,19 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
 from sartor.report.drawing import (
-    BAD,
     DASH,
-    GOOD,
     SERIES,
-    SOFT,
-    STYLE,
     Figure,
     clip,
     colour_and_mark,
@@ -26,15 +19,13 @@ from sartor.report.drawing import (
     make_axes,
     plot,
 )
+from sartor.report.gain_figure import gain_by_client
 from sartor.report.heat import label_map, mixing_matrix
 from sartor.report.layout import listed
 from sartor.results.comparison import Comparison
 from sartor.results.headline import HeadlineMetric
 from sartor.results.metrics import Array
 from sartor.results.result import Result
-
-MOST_PANELS = 12
-"""The most panels in the figure of gains; the table has the other methods."""
 
 
 def looks(comparison: Comparison) -> dict[str, tuple[int, str]]:
@@ -109,58 +100,6 @@ def measure_by_round(comparison: Comparison) -> Figure:
     )
 
 
-def gain_by_client(comparison: Comparison) -> Figure | None:
-    """Draw the gain of every client over training alone, sorted, one panel per method."""
-    pairs = _references(comparison)
-    if not pairs:
-        return None
-    headline_metric = comparison.headline_metric
-    scale = 100 if headline_metric.is_share else 1
-    left_out = len(pairs) - MOST_PANELS
-    pairs = pairs[-MOST_PANELS:]
-    columns = {1: 1, 2: 2, 4: 2}.get(len(pairs), 3)
-    rows = math.ceil(len(pairs) / columns)
-    width = 7.4 if columns > 1 else 6.2
-    canvas = Canvas(figsize=(width, 2.5 * rows + 0.3), layout="constrained")
-    with mpl.rc_context(STYLE):
-        grid = canvas.subplots(rows, columns, sharey=True, squeeze=False)
-        for panel in grid.flat[len(pairs) :]:
-            panel.set_visible(False)
-        words = []
-        for panel, (name, result, reference) in zip(grid.flat, pairs, strict=False):
-            gains = np.asarray(result.gain(reference).column("gain"), dtype=float)
-            gains = scale * np.sort(gains[np.isfinite(gains)])[::-1]
-            _bars(panel, gains)
-            panel.axhline(0, color=SOFT, linewidth=0.9)
-            panel.grid(visible=False, axis="x")
-            panel.set_xticks([])
-            hurt = int((gains < 0).sum())
-            panel.set_title(clip(name, 40))
-            panel.set_xlabel(f"{hurt} of {len(gains)} worse than alone")
-            words.append(f"{name}: {hurt} of {len(gains)} clients are worse off than alone")
-        for row in grid:
-            row[0].set_ylabel(
-                "gain, points" if headline_metric.is_share else f"gain, {headline_metric.name}"
-            )
-    runs = max(len(result.runs) for _, result, _ in pairs)
-    each = "client of a run" if runs > 1 else "client"
-    few = (
-        "With few test samples, a single prediction moves a bar by several points."
-        if headline_metric.is_share
-        else f"The gain is the reduction of the {headline_metric.name}."
-    )
-    return Figure(
-        "gain-by-client",
-        "Gain of each client over training alone",
-        f"One bar per {each}, sorted. Blue is better than alone, orange worse; no bar means no "
-        f"difference. {few}"
-        f"{f' The last {MOST_PANELS} methods are shown.' if left_out > 0 else ''}",
-        f"Bar charts of the gain in {headline_metric.name} of each client. {'; '.join(words)}.",
-        canvas,
-        wide=len(pairs) > 1,
-    )
-
-
 def bytes_against_measure(comparison: Comparison) -> Figure | None:
     """Draw accuracy (or error) against the megabytes sent and received so far."""
     headline_metric = comparison.headline_metric
@@ -197,35 +136,6 @@ def bytes_against_measure(comparison: Comparison) -> Figure | None:
         f"Line chart of {headline_metric.name} against megabytes. {'; '.join(drawn)}.",
         canvas,
     )
-
-
-def _references(comparison: Comparison) -> list[tuple[str, Result, Result]]:
-    """Return (name, result, reference) of each method that can be compared with training alone."""
-    shared = comparison[comparison.reference] if comparison.reference else None
-    return [
-        (name, result, reference)
-        for name, result in comparison.items()
-        if (reference := shared or result.known_baseline) is not None
-        and name != comparison.reference
-        and math.isfinite(result.mean_of("pooled_measure"))
-    ]
-
-
-def _bars(axes: Any, heights: Array) -> None:
-    """Draw bars, blue upwards and orange downwards.
-
-    All bars are one artist, because a federation may have thousands of clients and ``Axes.bar``
-    makes an artist for each.
-    """
-    width = 0.82 if len(heights) <= 120 else 1.0
-    corner = np.array([[0, 0], [0, 1], [1, 1], [1, 0]])
-    places = np.arange(len(heights))[:, None] + width * (corner[:, 0] - 0.5)
-    shapes = np.stack([places, heights[:, None] * corner[:, 1]], axis=-1)
-    colours = [BAD if height < 0 else GOOD for height in heights]
-    bars = PolyCollection(list(shapes), facecolors=colours, linewidths=0)
-    bars.sticky_edges.y.append(0)
-    axes.add_collection(bars)
-    axes.autoscale_view()
 
 
 def _mean_curve(result: Result, point: str) -> tuple[list[int], Array, Array, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sartor._version import __version__
+from sartor.report.sketch import Sketch
 from sartor.results.tables import Table, jsonable
 
 if TYPE_CHECKING:
@@ -23,14 +25,7 @@ MOST_ROWS = 2000
 
 def fill(**values: Any) -> str:
     """Return a page: ``page.html`` with the style sheet, the version, the date and the values."""
-    page = Environment(
-        loader=PackageLoader("sartor.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("page.html")
-    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    page, style = _template()
     rendered = page.render(
         style=Markup(style),  # our own file, so it is not escaped
         version=__version__,
@@ -38,6 +33,19 @@ def fill(**values: Any) -> str:
         **values,
     )
     return rendered.lstrip()
+
+
+@functools.cache
+def _template() -> tuple[Any, str]:
+    """Return the template and the style sheet; a federation has a page for every client."""
+    page = Environment(
+        loader=PackageLoader("sartor.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("page.html")
+    return page, Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 
 SHAPES = {
@@ -52,34 +60,64 @@ SHAPES = {
 """The markers of the figures, as paths in a box of 16 by 16."""
 
 
-def shown(table: Table, looks: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+NUMBER = re.compile(r"[+-]?\d[\d,.]*( %)?|–")
+"""A text that stands to the right, as numbers do."""
+
+
+def shown(
+    table: Table, looks: Mapping[str, tuple[int, str]], links: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return a table in the form that the template takes.
 
-    ``looks`` has the number of the colour and the marker of names in the first column.
+    ``looks`` has the number of the colour and the marker of names in the first column, ``links``
+    the page that such a name leads to.
     """
-    right = [table.numeric(name) for name in table.columns]
-    lowered = [table.formats.get(name) in ("points", "gain") for name in table.columns]
+    texts = list(zip(*table.text_rows(), strict=True)) or [()] * len(table.columns)
+    right = [
+        table.numeric(name) or all(NUMBER.fullmatch(cell) for cell in cells)
+        for name, cells in zip(table.columns, texts, strict=True)
+    ]
+    lowered = [_warns(table, name) for name in table.columns]
+    verdicts = table.column("verdict") if "verdict" in table.columns else [""] * len(table)
     rows = []
-    for cells in table.text_rows():
+    for cells, verdict in zip(table.text_rows(), verdicts, strict=True):
+        # A loss that may be chance is no warning.
+        sure = verdict in ("", "loses")
         number, mark = looks.get(cells[0], (0, ""))
         shown = [
-            (signed(cell), numeric, low and cell[0] == "-")
+            (signed(cell), numeric, low and sure and cell[0] == "-")
             for cell, numeric, low in zip(cells, right, lowered, strict=True)
         ]
-        rows.append(((number, SHAPES[mark]) if number else None, shown))
+        link = (links or {}).get(cells[0], "")
+        rows.append(((number, SHAPES[mark]) if number else None, shown, link))
     head = list(zip(map(table.header, table.columns), right, strict=True))
-    return {"head": head, "rows": rows, "notes": table.note_lines()}
+    return {"head": head, "rows": rows, "notes": list(map(signed, table.note_lines()))}
 
 
-def pictures(figures: Sequence[Figure]) -> list[tuple[Figure, Markup, Markup | None]]:
-    """Return figures in the form that the template takes: for a screen, and for a phone."""
-    from sartor.report.fitting import narrow_svg
+def _warns(table: Table, name: str) -> bool:
+    """Return whether numbers below zero are bad in a column: gains, but not ends of intervals."""
+    is_gain = table.formats.get(name) in ("points", "gain", "score gain")
+    return is_gain and name not in ("low", "high")
 
-    found = []
+
+def pictures(
+    figures: Sequence[Figure | Sketch],
+) -> list[tuple[Figure | Sketch, Markup, Markup | None, str]]:
+    """Return figures in the form that the template takes: for a screen, for a phone, and a class.
+
+    The drawings have escaped their texts already.
+    """
+    found: list[tuple[Figure | Sketch, Markup, Markup | None, str]] = []
     for figure in figures:
+        if isinstance(figure, Sketch):
+            found.append((figure, Markup(figure.svg), None, "sketch"))
+            continue
+        from sartor.report.fitting import narrow_svg
+
         narrow = narrow_svg(figure)
-        # The drawing has escaped its texts already.
-        found.append((figure, Markup(figure.svg), None if narrow is None else Markup(narrow)))
+        kind = ("broad" if figure.broad else "half") + " two" * (narrow is not None)
+        phone = None if narrow is None else Markup(narrow)
+        found.append((figure, Markup(figure.svg), phone, kind))
     return found
 
 

@@ -13,6 +13,10 @@ from sartor import reproduce, runs
 from sartor.adviser.advice import Advice
 from sartor.adviser.folder import AdviceFolder
 from sartor.adviser.verification import Verification
+from sartor.core.errors import ConfigError
+from sartor.report.client_facts import read_facts
+from sartor.report.client_page import MOST_PAGES, Clients
+from sartor.report.gain_section import GAIN_FIGURE, gain_sections
 from sartor.report.layout import MOST_ROWS, count, listed
 from sartor.report.sections import Exhibit, Fold, Part, Section, render_sections
 from sartor.report.words import summarise
@@ -27,6 +31,7 @@ from sartor.results.tables import Table
 from sartor.runs.storage import naming, read_json, write_text
 
 if TYPE_CHECKING:
+    from sartor.report.drawing import Figure
     from sartor.report.printing import Format
 
 Source = str | Path | Result | Comparison | Advice | Outcome
@@ -40,6 +45,8 @@ def write_report(source: Source, path: str | Path | None = None) -> Path:
         source: what to report on.
         path: the HTML file; by default ``report.html`` in the folder.
 
+    Beside the page of a run's or comparison's folder, ``clients/`` gets a page for every client.
+
     Returns:
         The path of the page: one file that loads nothing and runs no script.
 
@@ -49,8 +56,10 @@ def write_report(source: Source, path: str | Path | None = None) -> Path:
     found = _read(source)
     content, folder = found.content, found.folder
     environment = runs.environment()
+    target = Path(path or "report.html")
+    clients = None
     if folder is not None:
-        path = path or folder / "report.html"
+        target = Path(path or folder / "report.html")
         environment = read_json(folder / "environment.json")
     if isinstance(content, Advice):
         from sartor.report.advice_page import render_advice
@@ -61,12 +70,42 @@ def write_report(source: Source, path: str | Path | None = None) -> Path:
 
         text = render_reproduction(content, environment)
     else:
-        text = render(content, environment)
-    target = Path(path or "report.html")
+        clients = None if folder is None else _clients(content, folder)
+        text = render(content, environment, clients)
     with naming(target, "create"):
         target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, text)
+    if clients is not None and len(clients.names) <= MOST_PAGES:
+        clients.write(target.parent)
     return target
+
+
+def write_client(source: str | Path, client: str, folder: str | Path | None = None) -> Path:
+    """Write the page of one client of a run or a comparison, and return its path.
+
+    Args:
+        source: the folder of the run or the comparison.
+        client: its name.
+        folder: where to write ``clients/NAME.html``; by default in the folder of the run.
+
+    Raises:
+        ConfigError: there is no such client, or the folder is of an advice or a reproduction.
+    """
+    found = _read(source)
+    if not isinstance(found.content, Result | Comparison) or found.folder is None:
+        raise ConfigError(
+            f"{source} is no folder of a run or a comparison, so it has no pages of clients."
+        )
+    clients = _clients(found.content, found.folder)
+    first = next(iter(clients.comparison.values()))
+    first.client_index(client)  # an unknown name is refused, with a hint
+    (path,) = clients.write(Path(folder or found.folder), [client])
+    return path
+
+
+def _clients(content: Result | Comparison, folder: Path) -> Clients:
+    """Return the pages of the clients of a folder."""
+    return Clients(as_comparison(content).expanded(), read_facts(folder), str(folder))
 
 
 def write_figures(
@@ -123,14 +162,27 @@ def _read(source: Source) -> _Read:
     return _Read(runs.RunFolder.open(source).read_result(), folder.path)
 
 
-def render(content: Result | Comparison, environment: Mapping[str, Any] | None = None) -> str:
-    """Return the page as text; a single result is shown with its baseline if that is known."""
+def render(
+    content: Result | Comparison,
+    environment: Mapping[str, Any] | None = None,
+    clients: Clients | None = None,
+) -> str:
+    """Return the page as text; a single result is shown with its baseline if that is known.
+
+    With ``clients`` it leads to their pages.
+    """
     comparison = as_comparison(content).expanded()
     first = next(iter(comparison.values()))
     metric = comparison.headline_metric
     looks, figures = _drawn(comparison)
+    drawings: Part = figures
+    if not isinstance(figures, str):
+        drawings = [figure for figure in figures if figure.key != GAIN_FIGURE]
     goals = list(targets(comparison).items())
-    methods: list[Part] = [Exhibit(comparison.table(), "Comparison of methods", looks=looks)]
+    table = comparison.table()
+    if any(hurt is not None for hurt in table.column("clients hurt")):
+        table.notes["clients hurt"] = "below training alone by any amount, chance included"
+    methods: list[Part] = [Exhibit(table, "Comparison of methods", looks=looks)]
     if comparison.reference is not None and len(comparison) > 1:
         heading = "Paired differences on the same data"
         methods.append(Exhibit(comparison.paired(), "", heading, "paired", looks))
@@ -140,28 +192,32 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
     if goals[1:]:
         others = Exhibit(_to_reach(comparison, dict(goals[1:])), looks=looks)
         methods.append(Fold("Other targets", [others]))
-    heading = f"How evenly {metric.name} is spread"
     unit = " in per cent" if metric.is_share else ""
-    clients: list[Part] = [
-        Exhibit(comparison.fairness(), "Fairness between clients", heading, "fairness", looks),
+    fair = Exhibit(comparison.fairness(), "Fairness between clients", "", "fairness", looks)
+    each: list[Part] = [
         f"{metric.title}{unit} on the test samples of each client. Pre: {POINT_WORDS['pre']}. "
         f"Post: {POINT_WORDS['post']}.",
-        Fold("Every client, every method", [client_table(comparison)]),
+        client_table(comparison),
+    ]
+    detail: list[Part] = [
+        Fold("Every client, every method", each),
+        Fold(f"How evenly {metric.name} is spread, in indices from the literature", [fair]),
     ]
     sections = [
+        *gain_sections(comparison, figures, clients),
         Section(
             "Comparison of methods",
             methods,
             _about(metric),
             "methods",
-            "Table",
+            "Methods",
         ),
-        Section("Figures", [figures]),
-        Section("Clients", clients),
+        Section("Figures", [drawings]),
+        Section("Clients in detail", detail, key="clients", link="Details"),
         Section("Costs", [Exhibit(ledger_table(comparison), "Ledger", looks=looks)], key="ledger"),
     ]
-    for result in comparison.values():
-        if result.config.get("selection"):
+    for name, result in comparison.items():
+        if result.config.get("selection") and name != comparison.reference:
             tried, used = result.selection()
             lead = "Judged on held-out samples before training; no test sample took part."
             parts = [Exhibit(tried, ""), Exhibit(used, "")]
@@ -211,7 +267,7 @@ def _about(metric: HeadlineMetric) -> str:
     )
 
 
-def _drawn(comparison: Comparison) -> tuple[dict[str, tuple[int, str]], Part]:
+def _drawn(comparison: Comparison) -> tuple[dict[str, tuple[int, str]], list[Figure] | str]:
     """Return the looks of the methods and the figures; a hint if matplotlib is missing."""
     try:
         from sartor.report.figures import draw_all, looks
@@ -349,23 +405,42 @@ def _events(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _title(comparison: Comparison) -> str:
-    names = listed(list(comparison))
+    named = [name for name in comparison if name != comparison.reference]
+    # A single method stands beside training alone; its name is the title.
+    names = listed(named if len(named) == 1 else list(comparison))
     data = comparison.config.get("data") or next(iter(comparison.values())).config.get("data")
     if isinstance(data, Mapping):
-        data = data.get("name") or data.get("dataset")
-    return f"{names} on {data}" if isinstance(data, str) else names
+        info = data.get("info") or {}
+        source = info.get("source", "")
+        known = info.get("dataset") or (source if Path(source).suffix else None)
+        data = data.get("name") or data.get("dataset") or known
+    return f"{names} on {Path(data).name}" if isinstance(data, str) else names
 
 
-def _settings(comparison: Comparison) -> list[Fold]:
-    """Return the shared settings, open, then those of each method."""
+LONG = ("rebuild", "fingerprints")
+"""Settings for machines: how every column was prepared under every seed. config.json has them."""
+
+
+def _settings(comparison: Comparison) -> list[Part]:
+    """Return the shared settings, then those of each method, without what only machines read."""
     shared = comparison.config
-    parts = [Fold("All methods", [shared], open=True)] if shared else []
+    parts: list[Part] = [Fold("All methods", [_short(shared)])] if shared else []
     for name, result in comparison.items():
         own = {key: v for key, v in result.config.items() if shared.get(key) != v}
         first = result.runs[0]
-        given: dict[str, Any] = {**own, "hyper": first.hyper, "options": first.options}
+        given: dict[str, Any] = {**_short(own), "hyper": first.hyper, "options": first.options}
         if len(result.runs) > 1:
             given["runs"] = list(result.groups())
             given["seeds"] = sorted({run.seed for run in result.runs})
-        parts.append(Fold(name, [given], open=not parts))
+        parts.append(Fold(name, [given]))
     return parts
+
+
+def _short(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the long ones."""
+    kept = {key: value for key, value in settings.items() if key not in LONG}
+    data = kept.get("data")
+    if isinstance(data, Mapping) and isinstance(data.get("info"), Mapping):
+        info = {key: value for key, value in data["info"].items() if key != "preprocessing"}
+        kept["data"] = {**data, "info": info}
+    return kept

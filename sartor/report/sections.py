@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sartor import runs
 from sartor.report.evidence import Check, tally
 from sartor.report.layout import fill, pictures, settings_lines, shown
+from sartor.report.sketch import Sketch
 from sartor.report.words import Words
 from sartor.results.tables import Table
 
@@ -29,6 +30,22 @@ class Exhibit:
     looks: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     # Left end and width of each bar beside "gain", in per cent, and "good" or "bad".
     bars: Sequence[tuple[float, float, str]] = ()
+    # Name in the first column -> the page that it leads to.
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Questions and their answers, a paragraph each."""
+
+    items: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Links:
+    """A line of links to other pages: text and address, relative to this page."""
+
+    items: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +65,8 @@ class Code:
 
 
 Part: TypeAlias = (
-    "str | Code | Table | Exhibit | Figure | Fold | Mapping[str, Any] | Sequence[Figure | Check]"
+    "str | Code | Answers | Links | Table | Exhibit | Figure | Sketch | Fold | Mapping[str, Any] | "
+    "Sequence[Figure | Sketch | Check]"
 )
 """A paragraph, a table, a figure, settings (a mapping), several figures, or a list of claims."""
 
@@ -79,6 +97,8 @@ def render_sections(
     words: Words | None = None,
     facts: Sequence[str] = (),
     environment: Mapping[str, Any] | None = None,
+    brand: str = "Sartor report",
+    plain: bool = False,
 ) -> str:
     """Return a page as text: one file that loads nothing and runs no script.
 
@@ -88,15 +108,20 @@ def render_sections(
         words: headline, tiles, findings and caveats at the top.
         facts: a few words below the heading.
         environment: versions and hardware of the machine that trained; of this one if None.
+        brand: the line above the heading.
+        plain: for readers that are no specialists: without that section, and with small tables.
     """
-    versions = Fold("Versions and hardware", [environment or runs.environment()])
-    sections = [*sections, Section("Environment", [versions])]
+    if not plain:
+        versions = Fold("Versions and hardware", [environment or runs.environment()])
+        sections = [*sections, Section("Environment", [versions])]
     keys: list[str] = []
     for section in sections:
         key = section.key or re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "part"
         keys.append(key if key not in keys else f"{key}-{len(keys)}")
     return fill(
         title=title,
+        brand=brand,
+        plain=plain,
         facts=list(facts),
         words=words,
         sections=[
@@ -113,15 +138,22 @@ def _part(part: Part, title: str) -> tuple[str, Any]:
             return "words", part
         case Code():
             return "code", part.text
+        case Answers():
+            return "answers", list(part.items)
+        case Links():
+            return "links", list(part.items)
         case Table():
             return _part(Exhibit(part), title)
         case Exhibit():
             heading = part.heading or part.table.title
             texts = {"caption": part.caption or heading or title}
             texts["heading"] = heading if heading != title else ""
+            texts["key"] = part.key
             return "table", {
-                **shown(part.table, part.looks), **texts, "key": part.key, "bars": part.bars
-            }  # fmt: skip
+                **shown(part.table, part.looks, part.links),
+                **texts,
+                "bars": part.bars,
+            }
         case Fold():
             inner = [_part(inner, part.summary) for inner in part.parts]
             return "fold", {"summary": part.summary, "open": part.open, "parts": inner}

@@ -8,12 +8,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sartor.report.gains import (
+    Gains,
+    difference,
+    gain_text,
+    gains_of,
+    interval,
+    signed,
+    some,
+    subject,
+)
+from sartor.report.layout import listed
 from sartor.results import metrics
-from sartor.results.comparison import Comparison, paired_gains
+from sartor.results.comparison import Comparison
 from sartor.results.ending import longer
 from sartor.results.headline import HeadlineMetric
 from sartor.results.result import Result
-from sartor.results.tables import format_cell
 
 REACHES = {
     "accuracy": ("gets", "{} of all test samples right"),
@@ -26,6 +36,10 @@ REACHES = {
 
 POINTS = {"pre": "after aggregation", "post": "after local training"}
 """When a method is evaluated, in short."""
+
+ALONE = "training alone"
+MANY = 20
+"""From so many clients on, one is expected to get a wrong verdict by chance."""
 
 
 @dataclass
@@ -44,14 +58,16 @@ class _Row:
     """One method (one setting of a sweep) and its runs."""
 
     name: str
-    label: str
     result: Result
-    runs: list[int]
+
+    @property
+    def runs(self) -> list[int]:
+        return list(range(len(self.result.runs)))
 
     @property
     def value(self) -> float:
         """The headline metric, mean over runs."""
-        return self.result.mean_of("pooled_measure", self.runs)
+        return self.result.mean_of("pooled_measure")
 
     @property
     def text(self) -> str:
@@ -60,7 +76,8 @@ class _Row:
 
 def summarise(comparison: Comparison) -> Words:
     """Return the summary of a comparison in words."""
-    rows = [_Row(name, label, result, runs) for label, name, result, runs in comparison.groups()]
+    comparison = comparison.expanded()
+    rows = [_Row(name, result) for name, result in comparison.items()]
     words = Words()
     sign = comparison.headline_metric.sign
     alive = sorted((r for r in rows if math.isfinite(r.value)), key=lambda r: -sign * r.value)
@@ -69,19 +86,26 @@ def summarise(comparison: Comparison) -> Words:
         words.caveats = _diverged(rows)
         return words
     best = alive[0]
-    reference = next((row for row in rows if row.name == comparison.reference), None)
-    _say_best(words, best, alive, reference)
-    subject = best if best.name != comparison.reference else None
-    if subject is not None and reference is not None:
-        _say_gain(words, comparison, subject, reference)
-    if "alone" in best.result.choices:
-        _say_choice(words, best)
-    _say_cost(words, best)
+    chosen = subject(comparison)
+    shown = next((row for row in alive if row.name == chosen), best)
+    gains = gains_of(comparison).get(shown.name)
+    _say_best(words, alive, comparison.reference)
+    if gains is not None:
+        _say_gain(words, shown, gains)
+    if "alone" in shown.result.choices:
+        _say_choice(words, shown)
+    _say_cost(words, shown)
     words.caveats = _caveats(rows, best)
-    if reference is None:
+    if gains is None and comparison.reference is None:
         words.caveats.append(
             "Training alone is missing from this report, so it cannot show which clients gain by "
             "federating: compare with local."
+        )
+    elif gains is not None and len(gains.clients) >= MANY:
+        expected = 0.05 * len(gains.clients)
+        words.caveats.append(
+            f"With {len(gains.clients)} clients, about {expected:.0f} would be said to gain or to "
+            "lose by chance alone, if there were no difference at all."
         )
     return words
 
@@ -93,76 +117,124 @@ def _reaches(metric: HeadlineMetric) -> tuple[str, str]:
     return REACHES.get(metric.name, ("has", mean))
 
 
-def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | None) -> None:
-    headline_metric = best.result.headline_metric
-    verb, phrase = _reaches(headline_metric)
+def _say_best(words: Words, alive: list[_Row], alone: str | None) -> None:
+    """Name the best method, or those of which none is surely the best."""
+    best = alive[0]
+    metric = best.result.headline_metric
+    verb, phrase = _reaches(metric)
     repeats = f" (mean of {len(best.runs)} runs)" if len(best.runs) > 1 else ""
     reported = f"{phrase.format(best.text)}{repeats}"
-    most, no_more = ("is the most accurate of", "is more accurate")
-    if headline_metric.sign > 0 and headline_metric.function is not None:
-        most, no_more = ("is the best of", "is better")
-    elif headline_metric.sign < 0:
-        most, no_more = ("has the smallest error of", "has a smaller error")
+    over = [difference(best.result, row.result)[1] for row in alive[1:]]
+    tied = [row for row, one in zip(alive[1:], over, strict=True) if one.verdict != "gains"]
+    unknown = any(not math.isfinite(one.low) for one in over)
+    less = "" if metric.sign > 0 else "; less is better"
+    remark = f"{best.name}, {metric.pooled}{less}"
+    most = f"{best.name} {_most(metric)} {len(alive)} methods: {reported}"
     if len(alive) == 1:
-        words.headline = f"{best.label} {verb} {reported}."
-    elif reference is not None and best.name == reference.name:
-        words.headline = f"Training alone wins here: {best.label} {verb} {reported}."
+        words.headline = f"{best.name} {verb} {reported}."
+    elif unknown:  # of an error or a score; a single division does not say how certain it is
+        words.headline = (
+            f"In this one division of the data, {most}. Only several divisions can say whether "
+            "that is more than chance."
+        )
+        words.findings.append(f"Then come {_with_values(alive[1:], alone)}.")
+        remark += "; one division"
+    elif tied:
+        words.headline = _tie(best, tied, alone, len(alive))
+        remark += f"; not surely better than {_listed(tied, alone)}"
+        ends = interval(metric, over[0].low, over[0].high)
+        if ends and alone not in (best.name, alive[1].name):  # that is a finding of its own
+            words.findings.append(
+                f"{best.name} {verb} {reported}. The next, {alive[1].name}, has {alive[1].text}: "
+                f"the mean difference, {gain_text(metric, over[0])} a client, has a 95 % "
+                f"interval of {ends}."
+            )
+        worse = [row for row in alive[1:] if row not in tied]
+        if worse:
+            words.findings.append(f"Surely worse than {best.name}: {_with_values(worse, alone)}.")
+    elif best.name == alone:
+        words.headline = f"Training alone wins here: {best.name} {verb} {reported}."
         words.findings.append(
-            f"No federated method {no_more} on these data and settings: federating would cost "
-            "traffic and gain nothing on average."
+            "Every federated method is surely worse on these data and settings: federating would "
+            "cost traffic and lose on average."
         )
     else:
-        words.headline = f"{best.label} {most} {len(alive)} methods: {reported}."
-    less = "" if headline_metric.sign > 0 else "; less is better"
-    words.tiles.append(
-        (headline_metric.title, best.text, f"{best.label}, {headline_metric.pooled}{less}")
-    )
-    if reference is not None and best.name == reference.name and len(alive) > 1:
-        words.tiles.append(("Best federated", alive[1].text, alive[1].label))
-    if len(alive) > 1:
-        second = alive[1]
-        pair = _pair(best, second)
-        verdict = "these runs do not tell the two apart"
-        if math.isfinite(pair.low) and pair.low > 0:
-            verdict = f"these runs tell the two apart: {_mean(best, pair)}"
-        words.findings.append(f"{second.label} follows at {second.text}; {verdict}.")
+        words.headline = f"{most}."
+        words.findings.append(
+            f"{alive[1].name} follows at {alive[1].text}; these runs tell the two apart: the mean "
+            f"gain of a client is {gain_text(metric, over[0])} (95 % interval "
+            f"{interval(metric, over[0].low, over[0].high)})."
+        )
+    words.tiles.append((metric.title, best.text, remark))
 
 
-def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row) -> None:
-    headline_metric = comparison.headline_metric
-    difference = headline_metric.gain(best.value, reference.value)
-    pair = _pair(best, reference)
-    worth = f"is worth {_gap(best, difference)}"
-    if headline_metric.sign < 0:
-        worth = f"lowers the {headline_metric.name} by {_signed(best, difference).lstrip('+')}"
-    verb = _reaches(headline_metric)[0]
+def _most(metric: HeadlineMetric) -> str:
+    """Return what the best of several methods is, before their number."""
+    if metric.sign < 0:
+        return "has the smallest error of"
+    return "is the most accurate of" if metric.name == "accuracy" else "is the best of"
+
+
+def _tie(best: _Row, tied: list[_Row], alone: str | None, number: int) -> str:
+    """Return a sentence on methods of which none is surely the best."""
+    metric = best.result.headline_metric
+    joint = [best, *tied]
+    if len(joint) > 2:
+        joint_values = sorted(row.value for row in joint)
+        ends = [metric.text(value) for value in (joint_values[0], joint_values[-1])]
+    else:
+        ends = [row.text for row in joint]
+    joined = f"{ends[0]} {'to' if len(joint) > 2 else 'and'} {ends[1]}"
+    spread = ends[0] if ends[0] == ends[1] else joined
+    who = _listed(joint, alone)
+    who = f"{who[0].upper()}{who[1:]}" if who.startswith(ALONE) else who
+    of = f", of {number} methods" if len(joint) < number else ""
+    repeats = f", means of {len(best.runs)} runs" if len(best.runs) > 1 else ""
+    verb, phrase = _reaches(metric)
+    both = {"gets": "get", "has": "have"}[verb]
+    return f"{who} cannot be told apart{of}: they {both} {phrase.format(spread)}{repeats}."
+
+
+def _listed(rows: list[_Row], alone: str | None) -> str:
+    """Return the names of methods, training alone in words."""
+    return listed([ALONE if row.name == alone else row.name for row in rows])
+
+
+def _with_values(rows: list[_Row], alone: str | None) -> str:
+    return listed([f"{ALONE if r.name == alone else r.name} ({r.text})" for r in rows])
+
+
+def _say_gain(words: Words, row: _Row, gains: Gains) -> None:
+    """Say what the clients gain by a method over training alone, and which of them do."""
+    metric, whole, counts = gains.metric, gains.whole, gains.counts
+    known = interval(metric, whole.low, whole.high)
+    ends = f" (95 % interval {known})" if known else ""
+    what = f", what its {metric.name} falls by," if metric.sign < 0 else ""
     words.findings.append(
-        f"Training alone {verb} {reference.text}, so federating {worth}: {_mean(best, pair)}."
+        f"Training alone {_reaches(metric)[0]} {metric.text(whole.alone)} as the mean over "
+        f"clients, {row.name} {metric.text(whole.federated)}: the mean gain of a client{what} is "
+        f"{gain_text(metric, whole)}{ends}."
     )
-    what = "reduction of the" if headline_metric.sign < 0 else "more"
-    what = "points of" if headline_metric.is_share else what
-    remark = f"{what} {headline_metric.name}"
-    words.tiles.append(("Against training alone", _signed(best, difference), remark))
-    hurt = comparison.hurt(best.name)
-    counts = metrics.spread(hurt[best.runs] if hurt is not None else [math.nan])
-    total = len(best.result.clients)
-    if not math.isfinite(counts.mean):
-        return
-    gains = _gains(best, reference.result)
-    if counts.mean == 0:
-        words.findings.append("No client is worse off than alone.")
-        words.tiles.append(("Clients hurt", f"0 of {total}", "worse off than alone"))
-        return
-    run, client = np.unravel_index(int(np.nanargmin(gains)), gains.shape)
-    shown = _few(counts.mean)
-    number = shown if len(best.runs) == 1 else f"on average {shown}"
-    verb = "is" if number == "1" else "are"
-    words.findings.append(
-        f"{number[0].upper()}{number[1:]} of {total} clients {verb} worse off than alone; the "
-        f"largest loss is {_gap(best, float(gains[run, client]))}, at "
-        f"{best.result.clients[client]}."
-    )
-    words.tiles.append(("Clients hurt", f"{shown} of {total}", "worse off than alone"))
+    parts = [
+        f"{some(gains.named(verdict))} {verb if counts[verdict] != 1 else f'{verb}s'}"
+        for verdict, verb in (("gains", "gain"), ("loses", "lose"))
+        if counts[verdict]
+    ]
+    unknown = counts["cannot tell"]
+    if unknown == len(gains.clients):
+        sentence = "these data cannot tell of any client whether it gains or loses."
+    elif unknown:
+        others = "1 other" if unknown == 1 else f"{unknown} others"
+        sentence = f"{' and '.join(parts)}; of {others} these data cannot tell."
+    else:
+        sentence = f"{' and '.join(parts)}."
+    words.findings.append(f"With {row.name}, {sentence}")
+    remark = f"{row.name}: {known or 'the interval is not known from one division'}"
+    unit = "points" if metric.is_share else f"lower {metric.name}" if metric.sign < 0 else ""
+    label = f"Mean gain over training alone{f', {unit}' * bool(unit)}"
+    words.tiles.append((label, signed(metric, whole.gain, whole.low, whole.high), remark))
+    values = " · ".join(str(counts[verdict]) for verdict in counts)
+    words.tiles.append(("Clients", values, "gain · lose · cannot tell"))
 
 
 def _say_choice(words: Words, best: _Row) -> None:
@@ -194,7 +266,7 @@ def _say_cost(words: Words, best: _Row) -> None:
         each = f"{megabytes / clients:,.2f} MB per client, both ways"
         traffic = f"{megabytes:,.1f} MB in {rounds} rounds ({each})"
     words.findings.append(
-        f"{best.label} sends {traffic}, and takes {gradients:,.0f} gradient evaluations and "
+        f"{best.name} sends {traffic}, and takes {gradients:,.0f} gradient evaluations and "
         f"{seconds:,.1f} s here."
     )
     words.tiles.append(("Traffic", f"{megabytes:,.1f} MB", f"{rounds} rounds, both ways"))
@@ -277,47 +349,8 @@ def _diverged(rows: list[_Row]) -> list[str]:
         lost = [entry for run in row.runs if (entry := row.result.diverged[run]) is not None]
         if lost:
             found.append(
-                f"{row.label} diverged in {len(lost)} of {len(row.runs)} runs, first in round "
+                f"{row.name} diverged in {len(lost)} of {len(row.runs)} runs, first in round "
                 f"{lost[0].get('round', '?')} at {lost[0].get('client', '?')}; a smaller local_lr "
                 "is the usual fix."
             )
     return found
-
-
-def _pair(row: _Row, other: _Row) -> metrics.Paired:
-    """Return paired gains over another method: per allocation or, with a single one, per client."""
-    partner = row.result.partners(other.result)
-    theirs = other.runs
-    if len(row.runs) > 1:
-        matched = {other.result.runs[run].seed: run for run in other.runs}
-        theirs = [matched.get(row.result.runs[run].seed, partner[run]) for run in row.runs]
-    return paired_gains(row.result, row.runs, other.result, theirs)
-
-
-def _mean(row: _Row, pair: metrics.Paired) -> str:
-    """Return a clause with the mean paired gain, its interval, and what it averages over."""
-    several = len(row.runs) > 1
-    unit = f"{pair.number} allocations" if several else f"the {pair.number} clients"
-    interval = (
-        f" (95 % interval {_signed(row, pair.low)} to {_signed(row, pair.high)})"
-        if math.isfinite(pair.low)
-        else ""
-    )
-    return f"the mean gain over {unit} is {_signed(row, pair.mean)}{interval}"
-
-
-def _gains(row: _Row, reference: Result) -> metrics.Array:
-    result, partner = row.result, row.result.partners(reference)
-    pairs = [
-        (result.client_measure(run=r), reference.client_measure(run=partner[r])) for r in row.runs
-    ]
-    return np.stack([result.headline_metric.gain(*pair) for pair in pairs])
-
-
-def _signed(row: _Row, gain: float) -> str:
-    """Return a gain with its sign: in points, or in the unit of the measure."""
-    return format_cell(float(gain), row.result.headline_metric.gain_kind).replace("-", "−")
-
-
-def _gap(row: _Row, gain: float) -> str:
-    return f"{_signed(row, gain)}{' points' * row.result.headline_metric.is_share}"

@@ -13,6 +13,8 @@
     checkpoints/         the last two, and latest.json that points at them
     models/              the final weights of every client
     report.html          the page for people
+    clients.json         counts and measures of every client, for its page
+    clients/             a page for every client
     experiment.json      what a command was asked for; ``sartor resume`` starts from it
     status.json          how far the server of a federation over a network is
 

@@ -32,6 +32,7 @@ _FILES = (
     "baseline.safetensors",
     "advice.json",
     "verification.json",
+    "clients.json",
     "report.html",
 )
 _FOLDERS = ("checkpoints", "models")
@@ -204,6 +205,8 @@ def _clear(path: Path, inner: bool) -> None:
     for name in _FOLDERS:
         if (path / name).is_dir():
             shutil.rmtree(path / name)
+    for page in (path / "clients").glob("*.html"):  # of clients that may no longer be there
+        page.unlink()
     if not inner:
         return
     for folder in path.iterdir():

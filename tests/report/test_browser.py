@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from sartor.report import write_report
+from sartor.report import write_client, write_report
 from sartor.report.charts import Line, line_figure
 from sartor.report.evidence import Check, Measured, published_table
 from sartor.report.sections import Section, render_sections
+from sartor.runs import ComparisonFolder
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.test_advice_page import make_advice
 from tests.synthetic_results import make_comparison, make_result
@@ -35,7 +38,15 @@ def pages(tmp_path_factory):
     )
     (folder / "parts.html").write_text(render_sections("Parts", [section]), encoding="utf-8")
     names = tuple(f"a hospital with a rather long name, ward {i}" for i in range(20))
+    ComparisonFolder.create(folder / "run", {}).write_comparison(make_comparison(names=names))
+    answers = {"runs": 1, "measures": {"AUROC": 0.8}, "formats": {"AUROC": "score"}}
+    answers |= {"confusion": [[9, 1], [2, 8]], "calibration": [[0.1, 0.2, 9], [0.8, 0.7, 11]]}
+    data = {names[0]: {"classes": {"no": 9, "yes": 11}, "missing": {"age": 0.25}}}
+    data[names[0]]["samples"] = {"train": 10, "val": 0, "test": 10}
+    facts = {"format": 1, "data": data, "answers": {"fedapa": {names[0]: answers}}}
+    (folder / "run" / "clients.json").write_text(json.dumps(facts), encoding="utf-8")
     return {
+        "client": write_client(folder / "run", names[0]),
         "comparison": write_report(make_comparison(seeds=(0, 1), names=names), folder / "c.html"),
         "run": write_report(make_result("fedapa"), folder / "r.html"),
         "advice": write_report(make_advice(), folder / "a.html"),
@@ -44,6 +55,7 @@ def pages(tmp_path_factory):
 
 
 FIGURES = {
+    "client": 2,
     "comparison": 5,
     "run": 4,
     "advice": 2,
@@ -71,8 +83,8 @@ def test_a_page_is_drawn_without_messages_and_without_scrolling_sideways(
     assert len({key for key, *_ in boxes}) == len(boxes) == FIGURES[name]
     for key, wide, high, parts in boxes:
         assert wide > 250, key
-        assert high > 100, key
-        assert parts > 10, key
+        assert high > (60 if name == "client" else 100), key
+        assert parts > 8, key
     assert browser.ask("document.documentElement.scrollWidth") <= width
     ink, paper = browser.ask(
         """["color", "backgroundColor"].map(name => getComputedStyle(document.body)[name]
@@ -81,16 +93,17 @@ def test_a_page_is_drawn_without_messages_and_without_scrolling_sideways(
     assert (ink > 200 and paper < 60) if dark else (ink < 60 and paper > 200)
 
 
-def test_text_in_figures_can_be_read_on_a_phone(browser, pages):
+@pytest.mark.parametrize(("name", "texts"), [("comparison", 50), ("client", 10)])
+def test_text_in_figures_can_be_read_on_a_phone(browser, pages, name, texts):
     """No text of a figure is smaller than eight pixels at 375."""
-    browser.open(pages["comparison"], width=375)
+    browser.open(pages[name], width=375)
     sizes = browser.ask(
         """[...document.querySelectorAll("svg.figure text")]
         .filter(text => text.checkVisibility())
         .map(text => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a)
         .map(Math.abs).filter(size => size > 0)"""
     )
-    assert len(sizes) > 50
+    assert len(sizes) > texts
     assert min(sizes) >= 8
 
 
@@ -114,7 +127,7 @@ def test_the_keyboard_reaches_everything_and_opens_what_is_folded(browser, pages
             assert browser.ask("document.activeElement.parentElement.open") is False
             browser.press("Enter")
             assert browser.ask("document.activeElement.parentElement.open") is True
-    assert seen[:2] == ["Summary", "Table"]
+    assert seen[:2] == ["Summary", "Gains"]
     assert "Every client, every method" in seen
     assert seen[-1] == "Versions and hardware"
     assert len(seen) >= wanted

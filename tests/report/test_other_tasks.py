@@ -191,6 +191,7 @@ def test_the_words_of_a_regression(houses: Comparison, page: str) -> None:
     words = summarise(houses)
     assert f"root mean squared error of {houses[best].pooled_measure():.4g}" in words.headline
     assert best in words.headline
+    assert "one division" in words.headline  # which does not say how certain an RMSE is
     assert words.tiles[0][0] == "RMSE"
     page = page[: page.rindex("Settings")]
     assert "ccura" not in page
@@ -211,8 +212,8 @@ def test_the_figures_of_a_regression(houses: Comparison) -> None:
         for point in ("pre", "post")
         for curve in [houses["ditto"].measure_curve(point)[1]]
     ]
-    (drawing,) = drawn["gain-by-client"].canvas.axes[-1].collections
-    bars = sorted(float(np.asarray(path.vertices)[1, 1]) for path in drawing.get_paths())
+    drawing = drawn["gain-by-client"].canvas.axes[-1].collections[0]
+    bars = sorted(float(np.asarray(path.vertices)[2, 0]) for path in drawing.get_paths())
     assert bars == pytest.approx(sorted(houses["ditto"].gain(houses["local"]).column("gain")))
     shown = client_table(houses)
     assert "classes" not in shown.columns
@@ -227,9 +228,14 @@ def test_a_federated_method_that_errs_less_is_reported_so() -> None:
     found = compared(y, "regression", x)
     assert found["ditto"].pooled_measure() < found["local"].pooled_measure()
     words = summarise(found)
-    fall = found["local"].pooled_measure() - found["ditto"].pooled_measure()
-    assert any(f"lowers the RMSE by {fall:.3g}" in line for line in words.findings)
-    assert ("Against training alone", f"+{fall:.3g}", "reduction of the RMSE") in words.tiles
+    errors = [found[name].client_measure().mean() for name in ("local", "ditto")]
+    fall = errors[0] - errors[1]
+    (said,) = (line for line in words.findings if "what its RMSE falls by" in line)
+    number = re.search(r"is ([+−][\d.]+\d)", said)
+    assert number
+    assert float(number[1].replace("−", "-")) == pytest.approx(fall, rel=1e-2)
+    tile = ("Mean gain over training alone, lower RMSE", number[1])
+    assert tile in [tile[:2] for tile in words.tiles]
 
 
 def test_nobody_chooses_by_the_accuracy_of_a_regression(towns: Federation) -> None:

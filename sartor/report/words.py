@@ -303,7 +303,7 @@ def _caveats(rows: list[_Row], best: _Row) -> list[str]:
             "samples and do not count as worst client."
         )
     found += _unequal_work(rows, best)
-    learning = longer((row.label, row.result, row.runs) for row in rows)
+    learning = longer((row.name, row.result, row.runs) for row in rows)
     if learning is not None:
         found.append(f"Still learning at the end: {learning}.")
     settings = max(Counter(row.result.method for row in rows).values())

@@ -53,7 +53,7 @@ class ClientFacts:
     empty: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Examination:
     """What was found in a table.
 
@@ -87,6 +87,17 @@ class Examination:
     def healthy(self) -> bool:
         """Whether training would take the table as it is."""
         return all(finding.state != "fault" for finding in self.findings)
+
+    def __str__(self) -> str:
+        """Return one line for every finding."""
+        lines = [f"{self.source}: {self.rows:,} rows, {len(self.clients)} clients, {self.task}"]
+        for one in self.findings:
+            about = ", ".join([*one.columns[:5], *(["..."] if len(one.columns) > 5 else [])])
+            about = f" ({about})" if about else ""
+            lines.append(f"{one.state}: {one.kind}{about}: {one.found}; {one.fix}")
+        return "\n".join(lines if self.findings else [*lines, "nothing to fix was found"])
+
+    __repr__ = __str__  # a bare name at a prompt shows what was found
 
     def flags(self) -> list[str]:
         """Return the words for the command line that settle what flags can settle."""

@@ -6,10 +6,10 @@ import csv
 import gc
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from sartor.core.errors import FederationError, MissingExtraError, did_you_mean
 from sartor.data.cells import Array, Note, is_missing, read_column, sample_of, words_of
 from sartor.data.checks import raise_faults, some
 from sartor.data.numerals import Decimal, by_mark, decimal_of
+
+T = TypeVar("T")
 
 ENDINGS = (".npz", ".csv", ".parquet")  # of the files that ``read_samples`` reads
 FILES = (".csv", ".tsv", ".parquet")
@@ -46,26 +48,35 @@ def csv_rows(file: Path) -> list[list[str]]:
     what a first line such as ``sep=;`` says. Text is UTF-8, UTF-16 with its mark, or, with a
     warning, what Windows wrote before.
     """
-    return [row for _, row in csv_lines(file)]
+    return _read(file, lambda reader, _: [row for row in reader if any(row)])
 
 
-def csv_lines(file: Path) -> list[tuple[int, list[str]]]:
-    """Return the rows of a CSV or TSV file, see :func:`csv_rows`, with the number of their line."""
+def line_numbers(file: Path) -> list[int]:
+    """Return the number of the line of every row of ``csv_rows``, to say where a fault is."""
+    return _read(
+        file, lambda reader, skipped: [reader.line_num + skipped for row in reader if any(row)]
+    )
+
+
+def _read(file: Path, read: Callable[[Any, int], list[T]]) -> list[T]:
+    """Read a file; ``read`` is given a reader, and how many lines it does not count."""
     with file.open("rb") as raw:
         marked = raw.read(2) in (b"\xff\xfe", b"\xfe\xff")
     try:
-        return _lines(file, "utf-16" if marked else "utf-8-sig")
+        return _read_as(file, read, "utf-16" if marked else "utf-8-sig")
     except UnicodeDecodeError:
-        rows = _lines(file, "cp1252", errors="replace")
+        found = _read_as(file, read, "cp1252", errors="replace")
         warnings.warn(
             f"{file.name} is not UTF-8 and was read as Windows-1252 (Latin-1); if umlauts or "
             "accents look wrong, save it as UTF-8.",
             stacklevel=2,
         )
-        return rows
+        return found
 
 
-def _lines(file: Path, encoding: str, errors: str = "strict") -> list[tuple[int, list[str]]]:
+def _read_as(
+    file: Path, read: Callable[[Any, int], list[T]], encoding: str, errors: str = "strict"
+) -> list[T]:
     with file.open(newline="", encoding=encoding, errors=errors) as lines:
         header, skipped = lines.readline(), 0
         if said := re.fullmatch(r"sep=(.)\s*", header, re.IGNORECASE):
@@ -74,9 +85,8 @@ def _lines(file: Path, encoding: str, errors: str = "strict") -> list[tuple[int,
             lines.seek(0)
             marks = "\t,;|" if file.suffix.lower() == ".tsv" else ",;\t|"
             mark = max(marks, key=header.count)
-        reader = csv.reader(lines, delimiter=mark)
         with _no_collection():
-            return [(reader.line_num + skipped, row) for row in reader if any(row)]
+            return read(csv.reader(lines, delimiter=mark), skipped)
 
 
 @contextmanager
@@ -134,18 +144,18 @@ def read_table(file: Path) -> dict[str, Array]:
         except ValueError as error:
             raise FederationError(f"{file} cannot be read: {error}.") from error
     try:
-        lines = csv_lines(file)
+        rows = csv_rows(file)
     except (OSError, UnicodeError, csv.Error) as error:
         raise FederationError(
             f"{file} cannot be read as text: {error}; save it as UTF-8."
         ) from error
-    if len(lines) < 2:
+    if len(rows) < 2:
         raise FederationError(f"{file} has no rows below its header; it needs one per sample.")
-    (_, names), *lines = lines
-    header = [name.strip() or f"column {i}" for i, name in enumerate(names, 1)]
+    header = [name.strip() or f"column {i}" for i, name in enumerate(rows.pop(0), 1)]
     faults = []
-    if any(len(row) != len(header) for _, row in lines):
-        uneven = [f"{i} has {len(row)}" for i, row in lines if len(row) != len(header)]
+    if set(map(len, rows)) != {len(header)}:
+        pairs = zip(line_numbers(file)[1:], rows, strict=True)
+        uneven = [f"{i} has {len(row)}" for i, row in pairs if len(row) != len(header)]
         faults.append(
             f"{len(uneven)} lines of {file.name} do not have {len(header)} cells (line "
             f"{some(uneven, 3)}); every line needs as many as the header."
@@ -157,7 +167,7 @@ def read_table(file: Path) -> dict[str, Array]:
             "each."
         )
     raise_faults(faults)
-    columns = zip(*(row for _, row in lines), strict=True)
+    columns = zip(*rows, strict=True)
     return {
         name: np.array(cells, dtype=object) for name, cells in zip(header, columns, strict=True)
     }
@@ -241,17 +251,17 @@ def _read_npz(file: Path, label: str | None) -> Table:
 
 
 def _csv_cells(file: Path) -> dict[str, npt.NDArray[Any]]:
-    lines = csv_lines(file)
-    if not lines:
+    rows = csv_rows(file)
+    if not rows:
         raise ValueError("it is empty")
-    header = None if all(map(_is_number, lines[0][1][:-1])) else lines.pop(0)[1]
-    if header is None and len(lines[0][1]) == 1:
+    header = None if all(map(_is_number, rows[0][:-1])) else rows.pop(0)
+    if header is None and len(rows[0]) == 1:
         raise ValueError("it has one column, but features and a label are needed")
-    rows = [row for _, row in lines]
     width = len(header or rows[0])
-    for number, row in lines:
-        if len(row) != width:
-            raise ValueError(f"line {number} has {len(row)} cells instead of {width}")
+    if set(map(len, rows)) - {width}:
+        place = next(i for i, row in enumerate(rows) if len(row) != width)
+        number = line_numbers(file)[place + (header is not None)]
+        raise ValueError(f"line {number} has {len(rows[place])} cells instead of {width}")
     columns = [cell.strip() for cell in header] if header else [str(i) for i in range(width)]
     if len(set(columns)) != width:
         raise ValueError("two columns have the same name")

@@ -235,6 +235,7 @@ def test_what_every_client_has():
         assert (client.samples, client.classes) == (len(own), 2)
         assert client.majority_share == max(own.mean(), 1 - own.mean())
         assert client.majority == str(int(own.mean() > 0.5))
+    assert "suspect: empty at a client (mean_area): no value at oslo" in str(found)
     assert found.empty == {"mean_area": {"bonn": 0, "lyon": 0, "oslo": 1, "turin": 0}}
     assert found.healthy
     regression = look(clean(name="diabetes"), task="regression")

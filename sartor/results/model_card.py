@@ -163,7 +163,8 @@ def _measures(result: Readings, alone: Readings | None, client: str, run: int) -
         lines += ["What the client reaches alone was not measured in this run.", ""]
     if tested < FEW:
         lines += [f"{tested} test samples are few: these numbers are rough.", ""]
-    return [*lines, "One division into training and test samples; no interval was measured."]
+    which = f"Run {run} of {len(result.runs)}, by itself: one" if len(result.runs) > 1 else "One"
+    return [*lines, f"{which} division into training and test samples, without an interval."]
 
 
 def _preparation(recipe: Mapping[str, Any], info: Mapping[str, Any]) -> list[str]:

@@ -144,6 +144,7 @@ def test_every_run_has_its_own_preparation(table, tmp_path):
         np.testing.assert_allclose(found[run], result.predict(0, raw, run=run).scores, atol=1e-5)
         text = (folder / "README.md").read_text(encoding="utf-8")
         assert f"seed {run}" in text
+        assert f"Run {run} of 2, by itself: one division" in text
         assert f"{100 * result.client_accuracy(run=run)[0]:.1f} %" in text
     assert not np.allclose(*found)
 

@@ -163,7 +163,8 @@ def _measures(result: Readings, alone: Readings | None, client: str, run: int) -
         lines += ["What the client reaches alone was not measured in this run.", ""]
     if tested < FEW:
         lines += [f"{tested} test samples are few: these numbers are rough.", ""]
-    return [*lines, "One division into training and test samples; no interval was measured."]
+    which = f"Run {run} of {len(result.runs)}, by itself: one" if len(result.runs) > 1 else "One"
+    return [*lines, f"{which} division into training and test samples, without an interval."]
 
 
 def _preparation(recipe: Mapping[str, Any], info: Mapping[str, Any]) -> list[str]:
@@ -200,8 +201,8 @@ def _step(step: Mapping[str, Any], missing: str) -> str:
     text = f"(value − {step['mean']:.6g}) / {step['scale']:.6g}"
     if missing == "error":
         return f"{text}; must not be missing"
-    filled = f"{step['fill']:.6g}" if "fill" in step else "the mean"
-    return f"{text}; missing is {filled}" + ", and marked" * bool(step.get("indicator"))
+    filled = step.get("fill", step["mean"])
+    return f"{text}; missing is {filled:.6g}" + ", and marked" * bool(step.get("indicator"))
 
 
 def _use(recipe: Mapping[str, Any], written: Mapping[str, float | None]) -> list[str]:
@@ -309,7 +310,7 @@ def _left(result: Readings, run: int, recipe: Mapping[str, Any]) -> list[str]:
         what = "count, sum and sum of squares of every number"
         what += " and of the target" if "target" in prepared else ""
         what += ", and the levels of every category" if "category" in kinds else ""
-        if any("fill" in step for step in prepared.get("columns", [])):
+        if str(prepared.get("missing")).startswith("median"):
             what += ", counts for the median of every number with empty cells"
         lines.append(f"- Once, for the preparation: {what}, over a client's training samples")
     elif found == "text":

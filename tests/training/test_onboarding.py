@@ -160,8 +160,9 @@ def test_a_newcomer_sees_what_it_reaches_alone() -> None:
     result = sartor.fit("ditto", fed.without(4), rounds=6, local=local, hyper={"local_lr": 0.1})
     joined = result.onboard(newcomer(), rounds=2)
     alone = sartor.fit("local", newcomer(), rounds=6, local=local, hyper={"local_lr": 0.1})
-    (row,) = joined.gain().rows
-    assert row[2:4] == [alone.client_measure()[0], joined.client_measure()[0]]
+    table = joined.gain()
+    assert table.column("alone") == alone.client_measure().tolist()
+    assert table.column("federated") == joined.client_measure().tolist()
     found = joined.baseline().model(0).state_dict()
     assert_same(dict(found), dict(alone.model(0).state_dict()))
     assert not result.can_compare or result.known_baseline is None  # nobody else was trained
@@ -179,8 +180,9 @@ def test_the_error_of_a_newcomer_alone_has_the_units_of_its_target() -> None:
     new = sartor.Federation.from_dataframe(late, client="site", label="cost", like=fed.info)
     joined = result.onboard(new, rounds=1)
     rows = new.test[0].numpy()
-    (row,) = joined.gain().rows
-    for model, error in ((joined.baseline(), row[2]), (joined, row[3])):
+    gain = joined.gain()
+    for model, column in ((joined.baseline(), "alone"), (joined, "federated")):
+        (error,) = gain.column(column)
         gap = model.predict(0, {"age": late["age"][rows]}).labels - late["cost"][rows]
         assert error == pytest.approx(np.sqrt(np.square(gap).mean()), rel=1e-4)
 

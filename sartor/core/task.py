@@ -250,6 +250,8 @@ class Task:
         from: a run that is resumed must find the same.
         """
         said: dict[str, Any] = {}
+        if self.draws:
+            said["dropout"] = True
         if self.norms:
             said["statistics"] = "of each client's own training samples"
         if self.unmapped:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sartor.core import layers, rng, tree
 from sartor.core.errors import ModelError
+from sartor.core.loops import looped
 from sartor.core.method import Batch
 from sartor.core.task import Task, alone, grad, unmetered
 from sartor.core.torch_private import ConvNd, NormBase
@@ -67,7 +68,8 @@ def examine(module: nn.Module, x: Tensor, y: Tensor, kind: str, num_classes: int
             random numbers in a way that could not be repeated.
     """
     x, y = (torch.cat([part, part])[:LANES] for part in (x, y))
-    tried = copy.deepcopy(module, {id(p): p for p in module.parameters()})
+    # Recurrent layers as they train: those of torch would draw their dropout by themselves.
+    tried = looped(copy.deepcopy(module, {id(p): p for p in module.parameters()}))
     like = next((p for p in tried.parameters() if p.is_floating_point()), x)
     given = x.to(like.device, like.dtype) if x.is_floating_point() else x.to(like.device)
     trail = _Trail(tried)

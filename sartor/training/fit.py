@@ -369,7 +369,7 @@ def save_or_warn(write: Callable[[], object], path: Path) -> None:
         warnings.warn(
             f"{error} Training continues and the result stays in memory, but {path} is not "
             "up to date.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -15,7 +15,6 @@ from torch import nn
 
 from sartor import models
 from sartor.core.errors import ModelError, RunFolderError
-from sartor.core.layers import batch_norms
 from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
 from sartor.results.result import Result
@@ -81,10 +80,11 @@ def task_of(result: Result, model: nn.Module | None) -> Task:
             f"{', '.join(LOSSES)} alone; train again and use the result of fit."
         )
     said = result.config["model"]
-    if said.get("statistics") and not batch_norms(network):  # a client's model, ready to use
-        network = copy.deepcopy(network).train()
+    live = said.get("statistics") or said.get("dropout")
+    if live and not any(part.training for part in network.modules()):
+        network = copy.deepcopy(network).train()  # a client's model, which is ready to use
     models.check_module(network, said["head"])
-    task = Task(network, said["head"], *LOSSES[kind], None, kind)
+    task = Task(network, said["head"], *LOSSES[kind], None, kind, draws=said.get("dropout"))
     if task.given_weights().get("fixed") != said.get("fixed"):
         raise ModelError(
             "The frozen parameters and buffers of this network are not those that it was trained "

@@ -224,7 +224,7 @@ def warn_of_lost_weights(model: nn.Module | None) -> None:
             "are not used: every seed draws its own. To start from them, give "
             "sartor.models.pretrained(network); to draw anew without this warning, set "
             "network.pretrained = False.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +198,75 @@ def test_dropout_as_a_function_is_noticed() -> None:
     losses = [one.scores["pre", "test"].loss for one in results]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     assert np.abs(losses[0] - losses[2]).max() > 1e-3
+
+
+class Ward(nn.Module):
+    """A recurrent network with dropout between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(2, 5, 2, dropout=0.5, batch_first=True)
+        self.fc = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.fc(self.lstm(x)[0][:, -1])
+        return found
+
+
+class Encoder(nn.Module):
+    """A transformer as torch makes it, with dropout in attention and around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.fc(self.layers(x.repeat(1, 1, 2)).mean(1))
+        return found
+
+
+@pytest.mark.parametrize("network", [Ward(), Encoder()])
+def test_sequences_with_dropout_are_the_same_on_both_engines(network: nn.Module) -> None:
+    """Recurrent layers and attention draw by key too; it is off in what is scored."""
+    fed = federation(shape=(6, 2))
+    settings: dict[str, Any] = {"rounds": 2, "local": LOCAL, "dtype": "float64"}
+    found = [
+        sartor.fit("fedavg", fed, model=network, engine=engine, **settings)
+        for engine in ("sequential", "vectorised")
+    ]
+    losses = [one.scores["pre", "test"].loss for one in found]
+    np.testing.assert_allclose(losses[0], losses[1], atol=1e-10)
+    still = sartor.fit("fedavg", fed, model=copy.deepcopy(network).eval(), **settings)
+    assert np.abs(losses[0] - still.scores["pre", "test"].loss).max() > 1e-4
+    model = found[0].model("c1")
+    x = fed.x[fed.test.of(1)].double()
+    with torch.no_grad():
+        loss = F.cross_entropy(model(x), fed.y[fed.test.of(1)], reduction="sum")
+    np.testing.assert_allclose(losses[0][0, -1, 1], loss, rtol=1e-9)
+
+
+def test_newcomers_of_a_loaded_result_draw_as_well(tmp_path: Path) -> None:
+    """Also by dropout as a function, which a loaded network is not asked for again."""
+    net = Noisy(norm=False)
+    net.drop = nn.Identity()  # type: ignore[assignment]
+    first = sartor.fit(
+        "fedavg", federation(), model=net, rounds=1, local=LOCAL, out=tmp_path / "run"
+    )
+    again = sartor.load(tmp_path / "run", model=first.model("c0"))
+    x, y = federation(3).x[:30].numpy(), federation(3).y[:30].numpy()
+    found = [one.onboard((x, y), rounds=2).model("newcomer") for one in (first, again)]
+    for a, b in zip(found[0].parameters(), found[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:The network has BatchNorm")
+def test_auto_takes_any_network() -> None:
+    """Its trials score models with their statistics, as everything else does."""
+    fed = federation(sizes=(30, 30, 30), val=0)
+    result = sartor.fit("auto", fed, model=Noisy(), rounds=2)
+    assert 0.0 <= result.accuracy <= 1.0
 
 
 def test_a_model_is_ready_to_use() -> None:

@@ -93,7 +93,7 @@ VARIANTS: list[Case] = [
     Case("ditto", {"choices": (1.0, 0.1)}, local=ADAMW),
     Case("fedrep", local=ADAMW),
     Case("fedavg", {"class_weights": (1.0, 0.5, 3.0)}),
-    Case("ditto", {"class_weights": (1.0, 0.5, 3.0), "do_no_harm": True}, local=ADAM),
+    Case("scaffold", {"class_weights": (1.0, 0.5, 3.0)}),
     Case("fedavg", {"rule": "chen"}, {"server_lr": 0.8}),
     Case("fedavg", {"rule": "p_weighted", "client_weights": (0.1, 0.2, 0.3, 0.3, 0.1)}),
     Case("fedavg-ft", {"ft_steps": 3}, local=HEAVY),

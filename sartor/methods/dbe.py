@@ -61,7 +61,8 @@ def dbe(
 
     Args:
         task: the network and its loss; its head is linear and has a bias.
-        local: local training of the whole network and the shift.
+        local: local training of the whole network and the shift, by Adam too if it says so; the
+            paper's shift takes plain steps.
         memory: whether r_i is trained; without it, and with κ = 0, this is FedAvg.
         init_mean: what clients send for g: the running mean at the end of their training (the
             paper's), or the mean feature of all their samples after it ("full").

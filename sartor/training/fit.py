@@ -58,6 +58,9 @@ from sartor.training.settings import (
 from sartor.training.simulation import Simulation
 from sartor.training.stopping import EarlyStopping
 
+WIDE = 5.0
+"""The deviation of targets above which a rate for standardised ones is likely to diverge."""
+
 K = TypeVar("K", RunFolder, ComparisonFolder)
 
 
@@ -417,6 +420,13 @@ def _diverged(simulation: Simulation) -> DivergedError:
     name, at = str(seen.get("client")), int(seen.get("round", 0))
     text = f"The loss became NaN or infinite in round {at}, first at client {name}"
     text += "." if rate is None else f", with local_lr={rate}; try a smaller local_lr."
+    y = simulation.federations[0].y
+    spread = float(y.double().std()) if simulation.task.measured_as == "regression" else 0.0
+    if spread > WIDE:
+        text += (
+            f" Or standardise the targets: their deviation is {spread:.4g}, and the slope of a "
+            "squared error grows with it."
+        )
     return DivergedError(text, run=0, round=at, client=name)
 
 

@@ -8,7 +8,7 @@ import torch
 
 import sartor
 from sartor import EarlyStopping, Local
-from sartor.core.errors import ConfigError
+from sartor.core.errors import ConfigError, DivergedError
 from sartor.results.headline import LOSS
 from sartor.training import open_ended
 from sartor.training.settings import Settings
@@ -123,3 +123,26 @@ def test_a_schedule_that_was_left_open_spans_the_most_rounds() -> None:
     given = {k: p.default for k, p in inspect.signature(sartor.fit).parameters.items()}
     given |= {"local": Local(lr_schedule="cosine")}
     assert Settings.read(given).local.lr_schedule == f"cosine:{open_ended.CAP}"
+
+
+def test_a_regression_in_raw_units_that_diverges_says_to_standardise() -> None:
+    """A rate for standardised targets diverges on wide ones, and the error says why."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(200, 8))
+    y = 200 * x @ draw.normal(size=8)
+    data = sartor.Federation.from_arrays(x, y, client=np.arange(200) % 4, num_classes=0)
+    with pytest.raises(DivergedError, match="standardise the targets: their deviation is"):
+        sartor.fit("fedavg", data, rounds=3)
+    scaled = sartor.Federation.from_arrays(x, y / y.std(), client=np.arange(200) % 4, num_classes=0)
+    for name in ("local", "fedavg", "ditto"):
+        curve = sartor.fit(name, scaled, rounds=5).loss_curve()[1]
+        assert curve[-1] < 0.2 * curve[0]
+
+
+def test_the_defaults_train_digits() -> None:
+    """Eight rounds of the defaults beat eight of one epoch at 0.05 by far."""
+    data = sartor.Federation.from_dataset("digits", clients=20, partition="dirichlet:0.5")
+    found = sartor.fit("fedavg", data, rounds=8)
+    before = sartor.fit("fedavg", data, rounds=8, local=Local(epochs=1, batch=32, lr=0.05))
+    assert found.accuracy > 0.85
+    assert found.accuracy > before.accuracy + 0.05

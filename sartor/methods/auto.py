@@ -28,8 +28,8 @@ from sartor.methods.pfedhn import pfedhn
 
 
 def _without_rate(task: Task, local: Local, sharing: Sharing) -> Method:
-    """Build ``evidence``, or one of its ends, which know no rate that could fall."""
-    return evidence(task, replace(local, lr_decay=1.0), sharing=sharing)
+    """Build ``evidence``, or one of its ends, which know no rate and take no steps to clip."""
+    return evidence(task, replace(local, lr_decay=1.0, clip_norm=0.0), sharing=sharing)
 
 
 ENDS: dict[str, Sharing] = {

@@ -7,8 +7,8 @@
 --rounds 50 --seeds 3 --device cuda`` trains, on the same allocations, every candidate at every rate
 for all rounds, and ``auto``, which sees no test data. The rows of the candidates are therefore
 optimistic. It needs torch and numpy alone (and Pillow for images in folders). The file of
-``--json`` is written after every row. ``--show`` prints such files in one table, with a line for
-each data set, network, division and number of rounds.
+``--json`` is written after every row, and rows that it has are not made again. ``--show`` prints
+such files in one table, with a line for each data set, network, division and number of rounds.
 
 Every allocation is one seed; differences are paired by it. A client counts as worse than alone if
 ``auto`` is right less often on its test samples than LocalTrain at the rate and rounds that its own
@@ -22,7 +22,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,28 +52,19 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     model = None if args.model is None else getattr(sartor.models, args.model)(known)
     task = make_task(model, known, None)
     shared: dict[str, Any] = {"model": model, "seeds": seeds, "device": args.device}
-    rows: dict[str, Any] = {}
-    found = {"settings": {k: str(v) for k, v in vars(args).items()}, "rows": rows}
-    began = time.perf_counter()
-    result = sartor.fit("auto", federation, rounds=args.rounds, eval_every=args.rounds, **shared)
-    seconds = time.perf_counter() - began
-    alone = result.baseline()
-    pairs = [_against(result, alone, federation(s), r) for r, s in enumerate(seeds)]
-    rows["auto"] = {
-        "accuracy": np.atleast_1d(result.accuracy).tolist(),
-        "alone": np.atleast_1d(alone.accuracy).tolist(),
-        "hurt": [hurt for hurt, _ in pairs],
-        "better": [better for _, better in pairs],
-        "seconds": seconds,
-        "gradients": np.atleast_1d(result.gradient_evaluations).tolist(),
-        "gradients_of_trials": [s["cost"]["gradients"] for s in _seeds(result)],
-        "megabytes": np.atleast_1d(result.megabytes).tolist(),
-        "chosen": _seeds(result),
-    }
-    print(f"auto: {np.mean(rows['auto']['accuracy']):.4f}, {seconds:.0f} s", flush=True)
-    yield found
+    found = {"settings": {k: str(v) for k, v in vars(args).items()}, "rows": {}}
+    if args.json is not None and args.json.exists():
+        earlier = json.loads(args.json.read_text())
+        if all(earlier["settings"][k] == found["settings"][k] for k in (*CELL, "first", "seeds")):
+            found = earlier
+    rows: dict[str, Any] = found["rows"]
+    if "auto" not in rows:
+        rows["auto"] = of_auto(federation, seeds, args.rounds, shared)
+        yield found
     local = auto.local_for(map(federation, seeds), args.rounds)
     for name in () if args.alone else candidates(task):
+        if name in rows:
+            continue
         own = replace(local, lr_decay=1.0, clip_norm=0.0) if name == "evidence" else local
         try:
             hyper = build(name, task, own, {}).hyper
@@ -105,6 +96,34 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         }
         print(f"{name}: {reached[best].mean():.4f} at rate {rates[best]}", flush=True)
         yield found
+    yield found
+
+
+def of_auto(
+    federation: Callable[[int], sartor.Federation],
+    seeds: Sequence[int],
+    rounds: int,
+    shared: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the row of auto."""
+    began = time.perf_counter()
+    result = sartor.fit("auto", federation, rounds=rounds, eval_every=rounds, **shared)
+    seconds = time.perf_counter() - began
+    alone = result.baseline()
+    pairs = [_against(result, alone, federation(s), r) for r, s in enumerate(seeds)]
+    row = {
+        "accuracy": np.atleast_1d(result.accuracy).tolist(),
+        "alone": np.atleast_1d(alone.accuracy).tolist(),
+        "hurt": [hurt for hurt, _ in pairs],
+        "better": [better for _, better in pairs],
+        "seconds": seconds,
+        "gradients": np.atleast_1d(result.gradient_evaluations).tolist(),
+        "gradients_of_trials": [s["cost"]["gradients"] for s in _seeds(result)],
+        "megabytes": np.atleast_1d(result.megabytes).tolist(),
+        "chosen": _seeds(result),
+    }
+    print(f"auto: {np.mean(row['accuracy']):.4f}, {seconds:.0f} s", flush=True)
+    return row
 
 
 def _seeds(result: sartor.Result) -> list[dict[str, Any]]:

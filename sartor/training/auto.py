@@ -363,6 +363,13 @@ class _Best:
         self.simulation, self.folds = simulation, folds
         self.value, self.row, self.rounds, self.sharpness = math.inf, 0, 0, 1.0
         self.scores: list[list[Tensor]] | None = None
+        rows = [[fold.val.of(client) for client in range(fold.num_clients)] for fold in folds]
+        self.x = [[self._moved(f.x[r]) for r in own] for f, own in zip(folds, rows, strict=True)]
+        self.y = [f.y[r] for f, own in zip(folds, rows, strict=True) for r in own]
+
+    def _moved(self, x: Tensor) -> Tensor:
+        x = x.to(self.simulation.context.arena.device)
+        return x.to(self.simulation.dtype) if x.is_floating_point() else x
 
     def look(self) -> None:
         """See whether the round that is done is better."""
@@ -375,31 +382,22 @@ class _Best:
             if any(lost[row * num : (row + 1) * num]):
                 continue
             scores = self._said(models, range(row * num, (row + 1) * num))
-            value, sharpness = sharpened(simulation.task.kind, scores, self._truth())
+            value, sharpness = sharpened(simulation.task.kind, scores, self.y)
             if value < self.value:
                 self.value, self.row, self.sharpness = value, row, sharpness
                 self.rounds = simulation.round_index
                 self.scores = [[(sharpness * s).cpu() for s in fold] for fold in scores]
 
-    def _truth(self) -> list[Tensor]:
-        return [
-            fold.y[fold.val.of(client)] for fold in self.folds for client in range(fold.num_clients)
-        ]
-
     def _said(self, models: Any, runs: Iterable[int]) -> list[list[Tensor]]:
         """Return what the models of runs, one for each fold, say of its held-out samples."""
-        simulation = self.simulation
-        predict = simulation.method.use.predict or simulation.task.logits
-        device = simulation.context.arena.device
+        predict = self.simulation.method.use.predict or self.simulation.task.logits
         found = []
         with torch.no_grad():
-            for run, fold in zip(runs, self.folds, strict=True):
-                said = []
-                for client in range(fold.num_clients):
-                    x = fold.x[fold.val.of(client)].to(device)
-                    x = x.to(simulation.dtype) if x.is_floating_point() else x
-                    own = _leaf(models, run, client)
-                    said.append(predict(own, x).double() if len(x) else torch.empty(0))
+            for run, fold in zip(runs, self.x, strict=True):
+                said = [
+                    predict(_leaf(models, run, client), x).double() if len(x) else torch.empty(0)
+                    for client, x in enumerate(fold)
+                ]
                 found.append(said)
         return found
 

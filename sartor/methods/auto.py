@@ -79,7 +79,7 @@ def auto(
 def candidates(task: Task) -> list[str]:
     """Return the methods that are worth a trial for a network."""
     names = ["local", "fedavg", "fedavg-ft"]
-    if not all(map(task.is_head, task.leaf_names)):
+    if task.linear_layer is None and not all(map(task.is_head, task.leaf_names)):
         return [*names, "dbe", "fedphp"]
     if task.num_trained > QUICK or task.linear_layer is None:
         return names

@@ -34,6 +34,7 @@ from torch import Tensor
 from sartor import methods
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
+from sartor.core.method import Method
 from sartor.core.task import PADDING, Task
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
@@ -323,28 +324,11 @@ def _trials(
     for name in candidates(task):
         try:
             record = methods.build("auto", task, settings.local, {"parts": (name,)})
+            rates = RATES if f"{slot(name)}_lr" in record.hyper else (None,)
+            simulation = _trial_of(record, task, folds, rates, seed, settings)
         except ConfigError as error:
             left_out[name] = str(error)
             continue
-        rate = f"{slot(name)}_lr"
-        rates = RATES if rate in record.hyper else (None,)
-        fixed = {"horizon": float(settings.rounds)} if "horizon" in record.hyper else {}
-        rows = [fixed if value is None else {**fixed, rate: value} for value in rates]
-        runs = [Run(seed=seed, hyper=dict(row), options={}) for row in rows for _ in folds]
-        simulation = Simulation(
-            record,
-            task,
-            [fold for _ in rows for fold in folds],
-            runs,
-            lambda arena: make_engine(settings.engine, arena, settings.chunk, task),
-            rounds=settings.rounds,
-            participation=settings.participation,
-            device=processes.device_for(settings.device),
-            dtype=settings.dtype,
-            eval_every=max(1, settings.rounds // LOOKS),
-            points=(record.use.headline,),
-            eval_start=False,
-        )
         best = _Best(simulation, folds)
         title = f"auto: trials of {name}"
         drive(simulation, progress=settings.progress, title=title, after_round=best.look)
@@ -354,6 +338,34 @@ def _trials(
             continue
         found.append(Trial(name, rates[best.row], best.rounds, best.sharpness, best.scores))
     return found, left_out, cost
+
+
+def _trial_of(
+    record: Method,
+    task: Task,
+    folds: Sequence[Federation],
+    rates: Sequence[float | None],
+    seed: int,
+    settings: Settings,
+) -> Simulation:
+    """Return the training of one candidate at all rates on all folds, as lanes of one pass."""
+    (rate,) = (f"{k.removesuffix('_weight')}_lr" for k in record.hyper if k.endswith("_weight"))
+    fixed = {"horizon": float(settings.rounds)} if "horizon" in record.hyper else {}
+    rows = [fixed if value is None else {**fixed, rate: value} for value in rates]
+    return Simulation(
+        record,
+        task,
+        [fold for _ in rows for fold in folds],
+        [Run(seed=seed, hyper=dict(row), options={}) for row in rows for _ in folds],
+        lambda arena: make_engine(settings.engine, arena, settings.chunk, task),
+        rounds=settings.rounds,
+        participation=settings.participation,
+        device=processes.device_for(settings.device),
+        dtype=settings.dtype,
+        eval_every=max(1, settings.rounds // LOOKS),
+        points=(record.use.headline,),
+        eval_start=False,
+    )
 
 
 class _Best:

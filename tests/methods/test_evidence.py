@@ -178,7 +178,10 @@ def test_samples_left_out_are_those_of_fits_without_them() -> None:
 
 
 def test_a_sample_left_out_is_never_answered_better() -> None:
-    """Nor where it would determine its model more than wholly, before the prior is learned."""
+    """Nor where it would determine its model more than wholly, before the prior is learned.
+
+    And the order of the classes does not matter, as it does to a factor that does not exist.
+    """
     draw = np.random.default_rng(0)
     scores = torch.from_numpy(draw.normal(size=(1, 4, 60)))
     y = torch.from_numpy(draw.integers(0, 4, 60))
@@ -193,6 +196,12 @@ def test_a_sample_left_out_is_never_answered_better() -> None:
     gap = losses("classification", found, y) - losses("classification", scores, y)
     assert found.isfinite().all()
     assert (gap > 0.0).all()
+    turn = torch.tensor([2, 0, 3, 1])
+    order = torch.argsort(turn)[y]
+    errors, bend = derivatives("classification", scores[:, turn], order)
+    other = g[:, turn][:, :, turn].movedim(0, -1)[None]
+    turned = left_out(scores[:, turn], errors, bend, other, "classification")
+    torch.testing.assert_close(turned, found[:, turn], rtol=1e-6, atol=1e-9)
 
 
 def test_classification_reaches_the_optimum_that_scipy_finds() -> None:

@@ -53,6 +53,7 @@ ROWS = {
     "scalar": "evidence, `scalar`",
     "layer": "evidence, `layer`",
     "diag": "evidence, `diag`",
+    "auto": "`auto`",
 }
 SHORT = {
     "alone": "alone*",
@@ -63,9 +64,12 @@ SHORT = {
     "scalar": "`scalar`",
     "layer": "`layer`",
     "diag": "`diag`",
+    "auto": "`auto`",
 }
 """The same in one line; a star for an oracle."""
 OURS = "diag"
+QUICK = [name for name in ROWS if name != "auto"]
+"""What is made unless rows are named: the trials of auto take longer than all other rows."""
 ORACLES = ("alone", "one", "prox-sum", "prox-mean")
 ANSWERS = {"alone": ("alone",), "one model": ("one",), "personalise": ("prox-sum", "prox-mean")}
 """What the adviser can answer, and the oracles of that answer: the better one speaks for it."""
@@ -257,6 +261,8 @@ def rows(
         elif name == "fedavg-ft":
             local = sartor.Local(epochs=1, batch=32, lr=0.05)
             yield name, library(data, splits, name, rounds=rounds, local=local, eval_every=rounds)
+        elif name == "auto":
+            yield name, library(data, splits, name, rounds=rounds, eval_every=rounds)
         else:
             settings = {"rounds": rounds, "eval_every": rounds, "options": {"groups": name}}
             yield name, library(data, splits, "evidence", **settings)
@@ -508,7 +514,7 @@ def arguments() -> argparse.Namespace:
     add("--splits", type=int, default=20, help="random 70/30 divisions (default 20)")
     add("--rounds", type=int, default=25, help="of the library's methods (default 25)")
     add("--only", nargs="+", choices=list(FEDERATIONS), default=list(FEDERATIONS))
-    add("--rows", nargs="*", choices=list(ROWS), default=list(ROWS), help="what to make anew")
+    add("--rows", nargs="*", choices=list(ROWS), default=QUICK, help="what to make (all but auto)")
     add("--verdicts", action="store_true", help="ask the adviser as well")
     add("--flamby", action="store_true", help="accuracies beside FLamby's, and nothing else")
     add("--json", type=Path, help="file for all numbers; what it has of the same splits is kept")

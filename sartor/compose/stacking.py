@@ -6,11 +6,12 @@ hyper-parameters, so that a sweep and clients of their own need nothing new.
 
 | symbol | here | meaning |
 |---|---|---|
+| β_k | SLOT_sharpness | what the scores of part k are multiplied by, but in a regression |
 | w_ik | SLOT_weight | the weight of part k at client i, divided by their sum |
 | η_k | SLOT_lr | ``local_lr`` of the part; with what decay leaves of it, it is fine-tuned |
 | T_k | SLOT_rounds | rounds after which the part rests: no work, no messages, no change |
 
-Mixed are probabilities, log Σ_k w_ik softmax(s_k), label by label in a multi-label task; in a
+Mixed are probabilities, log Σ_k w_ik softmax(β_k s_k), label by label in a multi-label task; in a
 regression the predictions themselves.
 """
 
@@ -48,17 +49,24 @@ def stacked(name: str, task: Task, **parts: Method) -> Method:
 
     def model(work: Tree, ctx: ClientContext) -> Tree:
         weights = torch.stack([ctx.hyper[f"{slot}_weight"].reshape(()) for slot in parts])
-        return {"models": whole.use.model(work, ctx), "weights": weights / weights.sum()}
+        sharp = torch.stack([ctx.hyper[f"{slot}_sharpness"].reshape(()) for slot in parts])
+        models = whole.use.model(work, ctx)
+        return {"models": models, "weights": weights / weights.sum(), "sharpness": sharp}
 
     def predict(model: Tree, x: Tensor) -> Tensor:
         scores = [
             (m.use.predict or task.logits)(model["models"][slot], x) for slot, m in parts.items()
         ]
-        return mixed(task.kind, torch.stack(scores), model["weights"])
+        said = torch.stack(scores)
+        if task.kind != "regression":
+            said = said * model["sharpness"].to(said.dtype).reshape(-1, *(1,) * (said.dim() - 1))
+        return mixed(task.kind, said, model["weights"])
 
     note = "the weight of this part's predictions; weights are divided by their sum"
     weights = {f"{slot}_weight": Hyper(1.0, 0.0, note=note) for slot in parts}
-    return changed(whole, hyper={**whole.hyper, **weights}, model=model, predict=predict)
+    note = "what this part's scores are multiplied by: under 1 it is less sure"
+    sharp = {f"{slot}_sharpness": Hyper(1.0, 0.0, note=note) for slot in parts}
+    return changed(whole, hyper={**whole.hyper, **weights, **sharp}, model=model, predict=predict)
 
 
 def mixed(kind: str, scores: Tensor, weights: Tensor) -> Tensor:

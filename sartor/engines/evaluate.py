@@ -332,7 +332,7 @@ class Evaluator:
 
     def _blank_scores(self, method: Method, ctx: ClientContext, arena: Arena, split: str) -> Tensor:
         """Return a list for the scores of all samples of a client, with a spare row: per lane."""
-        predict = method.use.predict or self.context.task.logits
+        predict = self.context.task.answer(method.use.predict)
         model = tree.map(lambda leaf: leaf[0, 0], ctx.own)
         with torch.no_grad():
             one = predict(model, arena.features(arena.splits[split].rows[:1]))

@@ -28,8 +28,8 @@ from sartor.methods.pfedhn import pfedhn
 
 
 def _without_rate(task: Task, local: Local, sharing: Sharing) -> Method:
-    """Build ``evidence``, or one of its ends, which know no rate that could fall."""
-    return evidence(task, replace(local, lr_decay=1.0), sharing=sharing)
+    """Build ``evidence``, or one of its ends, which know no rate and take no steps to clip."""
+    return evidence(task, replace(local, lr_decay=1.0, clip_norm=0.0), sharing=sharing)
 
 
 ENDS: dict[str, Sharing] = {
@@ -79,7 +79,7 @@ def auto(
 def candidates(task: Task) -> list[str]:
     """Return the methods that are worth a trial for a network."""
     names = ["local", "fedavg", "fedavg-ft"]
-    if not all(map(task.is_head, task.leaf_names)):
+    if task.linear_layer is None and not all(map(task.is_head, task.leaf_names)):
         return [*names, "dbe", "fedphp"]
     if task.num_trained > QUICK or task.linear_layer is None:
         return names

@@ -5,7 +5,10 @@
 1. Trials. Some samples of every client are held out: the federation's validation samples if every
    client has some; else every sample once, in FOLDS folds, or where there are many samples, one
    fold of them. Every candidate trains at all RATES, as lanes of one pass, and is scored on them.
-   Its rate and rounds are those of the lowest mean loss.
+   Its rate and rounds are those of the lowest mean loss, after its scores are multiplied by one
+   number, its sharpness, that makes them as sure as they are right (Guo et al., ICML 2017). A
+   network that is trained long is right more often and yet too sure; without it, the loss would
+   ask for too few rounds and too small a rate.
 2. The choice, from the same losses (`sartor/theory/stacking.py`): one candidate for all, each
    client's best, or a stack of all with weights that are shrunk towards those of the federation;
    whatever has the lowest cross-fitted loss. A client for which that is worse than alone by more
@@ -29,9 +32,9 @@ import torch
 from torch import Tensor
 
 from sartor import methods
-from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
+from sartor.core.method import Method
 from sartor.core.task import PADDING, Task
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
@@ -58,6 +61,9 @@ A_ROUND = 100
 """Samples that such a client trains on in a round, at least."""
 LEFT = 0.1
 """What is left of a rate after all rounds: less noise in the last step."""
+LONGEST = 5.0
+"""The longest gradient of a step. One that is longer is a step that goes wrong, and at a high rate
+it can end in NaN: in the last training, too, where there is no other rate to fall back on."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Choice:
         names: the candidates.
         rates: the rate of each, or None.
         rounds: the rounds of each.
+        sharpness: what the scores of each are multiplied by.
         losses: the mean held-out loss of each, and its standard error against "local".
         rules: rule of choice -> cross-fitted loss.
         rule: the one that was taken.
@@ -81,6 +88,7 @@ class Choice:
     names: list[str]
     rates: list[float | None]
     rounds: list[int]
+    sharpness: list[float]
     losses: list[tuple[float, float]]
     rules: dict[str, float]
     rule: str
@@ -124,7 +132,9 @@ def select(
             if name in (used | {"local"})
         ),
         "limit": settings.rounds,
-        "local": {k: getattr(settings.local, k) for k in ("epochs", "batch", "lr_decay")},
+        "local": {
+            k: getattr(settings.local, k) for k in ("epochs", "batch", "lr_decay", "clip_norm")
+        },
         "seeds": {str(seed): facts(c, federations[seed]) for seed, c in choices.items()},
     }
 
@@ -132,17 +142,19 @@ def select(
 def facts(choice: Choice, federation: Federation) -> dict[str, Any]:
     """Return a choice as JSON-able values."""
     weights = choice.weights.T
-    rows = zip(choice.names, choice.rates, choice.rounds, choice.losses, weights, strict=True)
+    found = choice.rates, choice.rounds, choice.sharpness, choice.losses
+    rows = zip(choice.names, *found, weights, strict=True)
     return {
         "candidates": {
             name: {
                 "rate": rate,
                 "rounds": rounds,
+                "sharpness": sharpness,
                 "loss": loss,
                 "error": error,
                 "weights": own.tolist(),
             }
-            for name, rate, rounds, (loss, error), own in rows
+            for name, rate, rounds, sharpness, (loss, error), own in rows
         },
         "rules": choice.rules,
         "rule": choice.rule,
@@ -165,10 +177,12 @@ def hyper_of(found: dict[str, Any], parts: Sequence[str], seed: int) -> dict[str
     """Return the hyper-parameters of `auto` for a seed."""
     given: dict[str, Any] = {"horizon": float(found["limit"])} if "fedphp" in parts else {}
     for name in parts:
-        one = found["seeds"][str(seed)]["candidates"].get(name, {"weights": [], "rate": None})
+        none: dict[str, Any] = {"weights": [], "rate": None}
+        one = found["seeds"][str(seed)]["candidates"].get(name, none)
         used = any(one["weights"])
         given |= {f"{slot(name)}_weight": one["weights"] if used else 0.0}
         given |= {f"{slot(name)}_rounds": one["rounds"] if used else 0.0}
+        given |= {f"{slot(name)}_sharpness": one.get("sharpness", 1.0)}
         if one["rate"] is not None:
             given[f"{slot(name)}_lr"] = one["rate"]
     if len(parts) == 1:  # whatever its weight beside others is
@@ -186,6 +200,8 @@ def add_cost(result: Result, found: dict[str, Any]) -> None:
         setattr(ledger, column, getattr(ledger, column) + np.array(spent))
 
 
+KEPT = ("epochs", "batch", "lr_decay", "clip_norm")
+"""What is written of local training."""
 CHOSEN = ("local", "sweep", "early_stopping")
 """Keywords of ``fit`` that auto does without."""
 
@@ -289,7 +305,8 @@ class Trial:
     name: str
     rate: float | None
     rounds: int
-    scores: list[list[Tensor]]  # fold, client -> of its held-out samples
+    sharpness: float
+    scores: list[list[Tensor]]  # fold, client -> of its held-out samples, times the sharpness
 
 
 def local_for(federations: Iterable[Federation], rounds: int) -> Local:
@@ -300,6 +317,7 @@ def local_for(federations: Iterable[Federation], rounds: int) -> Local:
         epochs=max(1, round(A_ROUND / middle)),
         batch=10 if middle < SMALL else 32,
         lr_decay=LEFT ** (1.0 / rounds),
+        clip_norm=LONGEST,
     )
 
 
@@ -313,67 +331,129 @@ def _trials(
     for name in candidates(task):
         try:
             record = methods.build("auto", task, settings.local, {"parts": (name,)})
+            rates = RATES if f"{slot(name)}_lr" in record.hyper else (None,)
+            simulation = _trial_of(record, task, folds, rates, seed, settings)
         except ConfigError as error:
             left_out[name] = str(error)
             continue
-        rate = f"{slot(name)}_lr"
-        rates = RATES if rate in record.hyper else (None,)
-        fixed = {"horizon": float(settings.rounds)} if "horizon" in record.hyper else {}
-        rows = [fixed if value is None else {**fixed, rate: value} for value in rates]
-        runs = [Run(seed=seed, hyper=dict(row), options={}) for row in rows for _ in folds]
-        simulation = Simulation(
-            record,
-            task,
-            [fold for _ in rows for fold in folds],
-            runs,
-            lambda arena: make_engine(settings.engine, arena, settings.chunk, task),
-            rounds=settings.rounds,
-            participation=settings.participation,
-            device=processes.device_for(settings.device),
-            dtype=settings.dtype,
-            eval_every=max(1, settings.rounds // LOOKS),
-            points=(record.use.headline,),
-            eval_start=False,
-        )
-        best = _Best(simulation, len(folds))
+        best = _Best(simulation, folds)
         title = f"auto: trials of {name}"
         drive(simulation, progress=settings.progress, title=title, after_round=best.look)
         _count(cost, simulation.ledger())
-        if best.state is None:
+        if best.scores is None:
             left_out[name] = "its loss became NaN or infinite at every rate"
             continue
-        found.append(_trial(name, simulation, folds, best, rates[best.row]))
+        found.append(Trial(name, rates[best.row], best.rounds, best.sharpness, best.scores))
     return found, left_out, cost
 
 
-class _Best:
-    """The rate and the round of the lowest mean loss on all held-out samples, so far."""
+def _trial_of(
+    record: Method,
+    task: Task,
+    folds: Sequence[Federation],
+    rates: Sequence[float | None],
+    seed: int,
+    settings: Settings,
+) -> Simulation:
+    """Return the training of one candidate at all rates on all folds, as lanes of one pass."""
+    (rate,) = (f"{k.removesuffix('_weight')}_lr" for k in record.hyper if k.endswith("_weight"))
+    fixed = {"horizon": float(settings.rounds)} if "horizon" in record.hyper else {}
+    rows = [fixed if value is None else {**fixed, rate: value} for value in rates]
+    return Simulation(
+        record,
+        task,
+        [fold for _ in rows for fold in folds],
+        [Run(seed=seed, hyper=dict(row), options={}) for row in rows for _ in folds],
+        lambda arena: make_engine(settings.engine, arena, settings.chunk, task),
+        rounds=settings.rounds,
+        participation=settings.participation,
+        device=processes.device_for(settings.device),
+        dtype=settings.dtype,
+        eval_every=max(1, settings.rounds // LOOKS),
+        points=(record.use.headline,),
+        eval_start=False,
+    )
 
-    def __init__(self, simulation: Simulation, folds: int) -> None:
+
+class _Best:
+    """The rate, round and sharpness of the lowest mean loss on all held-out samples, so far."""
+
+    def __init__(self, simulation: Simulation, folds: Sequence[Federation]) -> None:
         self.simulation, self.folds = simulation, folds
-        self.value, self.row, self.rounds = math.inf, 0, 0
-        self.state: Any = None
+        self.value, self.row, self.rounds, self.sharpness = math.inf, 0, 0, 1.0
+        self.scores: list[list[Tensor]] | None = None
+        rows = [[fold.val.of(client) for client in range(fold.num_clients)] for fold in folds]
+        self.x = [[self._moved(f.x[r]) for r in own] for f, own in zip(folds, rows, strict=True)]
+        self.y = [f.y[r] for f, own in zip(folds, rows, strict=True) for r in own]
+
+    def _moved(self, x: Tensor) -> Tensor:
+        x = x.to(self.simulation.context.arena.device)
+        return x.to(self.simulation.dtype) if x.is_floating_point() else x
 
     def look(self) -> None:
         """See whether the round that is done is better."""
-        simulation = self.simulation
-        log, point = simulation.log, simulation.method.use.headline
-        if not log.scored(point, simulation.round_index):
+        simulation, num = self.simulation, len(self.folds)
+        if not simulation.log.scored(simulation.method.use.headline, simulation.round_index):
             return
-        count, weight = simulation.answers("val")
-        sums = weight * log.history[f"{point}/val"]["loss"][-1].sum(1)
-        lost = np.array([lost is not None for lost in log.diverged])
-        sums = np.where(lost | ~np.isfinite(sums), np.inf, sums).reshape(-1, self.folds).sum(1)
-        values = sums / count.sum(1).reshape(-1, self.folds).sum(1)
-        if values.min() < self.value:
-            self.value, self.row = float(values.min()), int(values.argmin())
-            self.rounds = simulation.round_index
-            trees, arrays, meta = simulation.state()
-            self.state = tree.map(torch.clone, trees), arrays, meta
+        lost = [lost is not None for lost in simulation.log.diverged]
+        models = simulation.models(simulation.context.everybody)
+        for row in range(len(lost) // num):
+            if any(lost[row * num : (row + 1) * num]):
+                continue
+            scores = self._said(models, range(row * num, (row + 1) * num))
+            value, sharpness = sharpened(simulation.task.kind, scores, self.y)
+            if value < self.value:
+                self.value, self.row, self.sharpness = value, row, sharpness
+                self.rounds = simulation.round_index
+                self.scores = [[(sharpness * s).cpu() for s in fold] for fold in scores]
 
-    def restore(self) -> None:
-        """Put the simulation back to that round."""
-        self.simulation.load(*self.state)
+    def _said(self, models: Any, runs: Iterable[int]) -> list[list[Tensor]]:
+        """Return what the models of runs, one for each fold, say of its held-out samples."""
+        predict = self.simulation.task.answer(self.simulation.method.use.predict)
+        found = []
+        with torch.no_grad():
+            for run, fold in zip(runs, self.x, strict=True):
+                said = [
+                    predict(_leaf(models, run, client), x).double() if len(x) else torch.empty(0)
+                    for client, x in enumerate(fold)
+                ]
+                found.append(said)
+        return found
+
+
+def sharpened(
+    kind: str, scores: Sequence[Sequence[Tensor]], truth: Sequence[Tensor]
+) -> tuple[float, float]:
+    """Return the mean loss of scores at their best sharpness, and that.
+
+    Sought is the logarithm u of the sharpness, with a normal prior of deviation 1, between
+    −3 and 1.5. A regression has none.
+
+    Args:
+        kind: of the task.
+        scores: of all held-out samples, in lists of lists.
+        truth: their labels, in the order of the lists.
+    """
+    given = [one for part in scores for one in part]
+    pairs = [(s, y.to(s.device)) for s, y in zip(given, truth, strict=True) if len(s)]
+    every = torch.cat([s for s, _ in pairs]), torch.cat([y for _, y in pairs])
+    num = len(every[0])
+    if kind == "regression":
+        apart = (every[0].reshape(num, -1) - every[1].reshape(num, -1)).square()
+        value = float(0.5 * apart.sum(1).mean())
+        return (value if math.isfinite(value) else math.inf), 1.0
+
+    def loss(u: float) -> float:
+        log_p, real = _said(kind, math.exp(u) * every[0][None], every[1])
+        return float(-torch.where(real, log_p[0], 0.0).sum() / real.shape[-1])
+
+    best = 0.0
+    for step, reach in ((0.5, 6), (0.1, 4), (0.02, 4)):
+        tried = [best + step * k for k in range(-reach, reach + 1)]
+        tried = [u for u in tried if -3.0 <= u <= 1.5]
+        best = min(tried, key=lambda u: loss(u) + 0.5 * u * u)
+    found = loss(best) / num
+    return (found if math.isfinite(found) else math.inf), math.exp(best)
 
 
 def _count(cost: dict[str, float], ledger: Ledger) -> None:
@@ -385,31 +465,6 @@ def _count(cost: dict[str, float], ledger: Ledger) -> None:
         once = float(np.sum(getattr(ledger, f"setup_{name}")))
         cost[name] += once + sum(float(np.sum(ledger.total(k))) for k in counters)
     cost["seconds"] += ledger.total_seconds
-
-
-def _trial(
-    name: str, simulation: Simulation, folds: Sequence[Federation], best: _Best, rate: float | None
-) -> Trial:
-    """Return what a candidate says of the held-out samples at its best rate and round."""
-    best.restore()
-    task, method = simulation.task, simulation.method
-    runs = range(best.row * len(folds), (best.row + 1) * len(folds))
-    clients = folds[0].num_clients
-    everybody = np.tile(np.arange(clients), (len(simulation.runs), 1))
-    models = simulation.models(everybody)
-    predict = task.answer(method.use.predict)
-    arena = simulation.context.arena
-    scores = []
-    with torch.no_grad():
-        for run, fold in zip(runs, folds, strict=True):
-            row = []
-            for client in range(clients):
-                x = fold.x[fold.val.of(client)].to(arena.device)
-                x = x.to(simulation.dtype) if x.is_floating_point() else x
-                own = _leaf(models, run, client)
-                row.append(predict(own, x).double().cpu() if len(x) else torch.empty(0))
-            scores.append(row)
-    return Trial(name, rate, best.rounds, scores)
 
 
 def _leaf(models: Any, run: int, client: int) -> Any:
@@ -497,6 +552,7 @@ def choose(task: Task, federation: Federation, seed: int, settings: Settings) ->
         names=names,
         rates=[trial.rate for trial in trials],
         rounds=[trial.rounds for trial in trials],
+        sharpness=[trial.sharpness for trial in trials],
         losses=list(zip(losses, errors, strict=True)),
         rules=rules,
         rule=rule,

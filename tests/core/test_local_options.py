@@ -163,9 +163,16 @@ def test_the_norm_is_that_of_all_leaves_before_decay_and_momentum() -> None:
     [pytest.param(n, marks=[] if n in STEPPING else pytest.mark.slow) for n in METHODS],
 )
 def test_options_without_effect_are_plain_to_the_bit(name: str) -> None:
-    """A long clip_norm or one of 0, and a decay of 1 where a decay is on, change no bit."""
+    """A long clip_norm or one of 0, and a decay of 1 where a decay is on, change no bit.
+
+    A method that has no local_lr refuses a decay.
+    """
     task, found = net_task(), []
     plain = build(name, task, _small(name), {})
+    if name == "evidence":
+        with pytest.raises(ConfigError, match="lr_decay has nothing to act on"):
+            build(name, task, replace(_small(name), clip_norm=1e9, lr_decay=0.5), {})
+        return
     both = build(name, task, replace(_small(name), clip_norm=1e9, lr_decay=0.5), {})
     cases: list[tuple[Method, dict]] = [(plain, {})]
     cases += [(both, {"lr_decay": 1.0, "clip_norm": c}) for c in (1e9, 0.0, 0.01)]

@@ -176,9 +176,16 @@ FEW = ("fedavg", "pfedme", "scaffold", "apple", "per-fedavg", "fedrep")
     "name", [pytest.param(n, marks=[] if n in FEW else pytest.mark.slow) for n in METHODS]
 )
 def test_the_schedule_reaches_every_method(name: str) -> None:
-    """Each method with a schedule is the one without whose local_lr is multiplied outside."""
+    """Each method with a schedule is the one without whose local_lr is multiplied outside.
+
+    A method that has no local_lr refuses one.
+    """
     task, runs = net_task(), []
     local = Local(epochs=1, batch=3, lr=0.05)
+    if name == "evidence":
+        with pytest.raises(ConfigError, match="lr_schedule has nothing to act on"):
+            build(name, task, replace(local, lr_schedule="step:1:0.5"), {})
+        return
     timed = build(name, task, replace(local, lr_schedule="step:1:0.5"), {})
     plain = build(name, task, local, {})
     fed = federation(sizes=(4, 3), test=2, val=2)

@@ -17,7 +17,7 @@ from sartor.core.method import Batch, ServerContext
 from sartor.core.task import Task, binary_cross_entropy, cross_entropy, squared_error
 from sartor.methods import build
 from sartor.methods.evidence import SUMS
-from sartor.methods.parts.curves import derivatives, losses
+from sartor.methods.parts.curves import derivatives, left_out, losses
 from sartor.theory import learned_prior
 from sartor.theory.linear_models import Clients, basis, predict
 from tests.toys import Net
@@ -175,6 +175,33 @@ def test_samples_left_out_are_those_of_fits_without_them() -> None:
             own = joint(less_x, less_y, 0.3, 5.0)[1][k]
             total += 0.5 * float(y[i] - with_one(x[i : i + 1])[0] @ own) ** 2
     assert float(server(found, "left_out")) == pytest.approx(total / sum(SIZES), rel=1e-6)
+
+
+def test_a_sample_left_out_is_never_answered_better() -> None:
+    """Nor where it would determine its model more than wholly, before the prior is learned.
+
+    And the order of the classes does not matter, as it does to a factor that does not exist.
+    """
+    draw = np.random.default_rng(0)
+    scores = torch.from_numpy(draw.normal(size=(1, 4, 60)))
+    y = torch.from_numpy(draw.integers(0, 4, 60))
+    errors, bend = derivatives("classification", scores, y)
+    half = torch.from_numpy(draw.normal(size=(60, 4, 4)))
+    size = torch.logspace(-2, 2, 60, dtype=torch.float64)[:, None, None]
+    g = size * half @ half.mT
+    most = torch.linalg.eigvals(bend[0].movedim(-1, 0) @ g).real.amax(-1)
+    assert (most < 1.0).any()
+    assert (most > 1.0).any()
+    found = left_out(scores, errors, bend, g.movedim(0, -1)[None], "classification")
+    gap = losses("classification", found, y) - losses("classification", scores, y)
+    assert found.isfinite().all()
+    assert (gap > 0.0).all()
+    turn = torch.tensor([2, 0, 3, 1])
+    order = torch.argsort(turn)[y]
+    errors, bend = derivatives("classification", scores[:, turn], order)
+    other = g[:, turn][:, :, turn].movedim(0, -1)[None]
+    turned = left_out(scores[:, turn], errors, bend, other, "classification")
+    torch.testing.assert_close(turned, found[:, turn], rtol=1e-6, atol=1e-9)
 
 
 def test_classification_reaches_the_optimum_that_scipy_finds() -> None:

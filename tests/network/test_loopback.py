@@ -137,9 +137,10 @@ def found(server: Coordinator, clients: dict[str, Client]) -> dict[str, np.ndarr
 def check_same(
     case: Case,
     folder: Path | None = None,
-    make: Callable[[], Task] = net_task,
+    make: Callable[[], Task] | None = None,
     **settings: Any,
 ) -> None:
+    make = make or case.task
     fed = federation() if "client_weights" in case.options else federation(sizes=SIZES)
     clients = clients_of(case, fed, folder, make)
     loop = Loopback({name: client.answer for name, client in clients.items()})

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import optimize, special
 from torch import nn
 
 import sartor
@@ -149,6 +150,71 @@ def test_no_client_is_harmed_on_what_was_held_out(opposite: sartor.Result) -> No
         assert one["stays alone"] or one["chosen"] <= one["alone"] + one["error"]
 
 
+def test_scores_are_made_as_sure_as_they_are_right() -> None:
+    """The sharpness is the one that SciPy finds, with the same prior on its logarithm."""
+    draw = np.random.default_rng(1)
+    sure = draw.normal(size=(300, 4))
+    y = np.array([draw.choice(4, p=special.softmax(row)) for row in sure])
+    for factor in (5.0, 0.4):  # too sure, and not sure enough
+        scores = factor * sure
+        log_p = [scores[i : i + 100] for i in (0, 100, 200)]
+        given = [[torch.from_numpy(part)] for part in log_p]
+        truth = [torch.from_numpy(y[i : i + 100]) for i in (0, 100, 200)]
+        value, sharpness = auto.sharpened("classification", given, truth)
+
+        def loss(u: float, scores: np.ndarray = scores) -> float:
+            return float(-special.log_softmax(np.exp(u) * scores, 1)[np.arange(300), y].sum())
+
+        best = optimize.minimize_scalar(lambda u: loss(u) + 0.5 * u * u, (-2.0, 1.0)).x
+        assert np.log(sharpness) == pytest.approx(best, abs=0.011)
+        assert sharpness == pytest.approx(1.0 / factor, rel=0.3)
+        assert value == pytest.approx(loss(np.log(sharpness)) / 300)
+    flat = [[torch.tensor([[1.0], [3.0]])]]
+    assert auto.sharpened("regression", flat, [torch.tensor([0.0, 1.0])]) == (1.25, 1.0)
+
+
+def test_a_long_training_is_not_held_against_a_candidate_that_is_right() -> None:
+    """Of two candidates the one that is right more often has the lower loss, though it is surer."""
+    y = torch.arange(400) % 2
+    signs = torch.where(y == 1, 1.0, -1.0).double()
+    right, well = signs.clone(), signs.clone()
+    right[::10], well[::4] = -right[::10], -well[::4]  # 90 and 75 % are right
+    sure, unsure = (torch.stack([-s, s], 1) for s in (10.0 * right, 0.55 * well))
+    plain = [torch.nn.functional.cross_entropy(s, y) for s in (sure, unsure)]
+    assert plain[0] > plain[1]
+    losses = [auto.sharpened("classification", [[s]], [y])[0] for s in (sure, unsure)]
+    assert losses[0] < losses[1]
+
+
+def test_the_sharpness_reaches_the_prediction() -> None:
+    fed = federation(clients=2)
+    network = sartor.models.mclr(fed)
+    task = Task(network, network.head)
+    method = sartor.methods.build("auto", task, sartor.Local(), {"parts": ("local",)})
+    params = {k: v.detach() for k, v in network.named_parameters()}
+    x, one = fed.x[:5], torch.ones(1)
+    model = {"models": {"local": params}, "weights": one, "sharpness": 0.5 * one}
+    wanted = (0.5 * network(x)).log_softmax(-1)
+    assert method.use.predict is not None
+    torch.testing.assert_close(method.use.predict(model, x), wanted)
+    found = fit(fed, rounds=2)
+    used = found.config["selection"]["seeds"]["0"]["candidates"]
+    for name, row in used.items():
+        assert found.runs[0].hyper.get(f"{name}_sharpness", row["sharpness"]) == row["sharpness"]
+
+
+def test_a_rate_that_is_too_high_does_not_end_in_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients as long as these ones would be NaN after a round at this rate."""
+    monkeypatch.setattr(auto, "RATES", (0.3,))
+    fed = federation(kind="regression")
+    far = replace(fed, y=100.0 * fed.y)
+    network = sartor.models.dnn(far)
+    local = replace(auto.local_for([far], 4), clip_norm=0.0, lr=0.3)
+    with pytest.raises(sartor.errors.DivergedError):
+        sartor.fit("local", far, model=network, local=local, rounds=4)
+    assert np.isfinite(fit(far, model=network).loss_curve()[1]).all()
+
+
 def test_a_client_that_is_harmed_stays_alone() -> None:
     """One client with the opposite rule among many; a shared answer would be wrong for it."""
     fed = federation(clients=5, samples=40)
@@ -251,6 +317,17 @@ def test_deep_and_linear_networks_have_candidates_of_their_own() -> None:
     linear, deep = sartor.models.mclr(fed), sartor.models.dnn(fed)
     assert candidates(Task(linear, linear.head)) == LINEAR
     assert candidates(Task(deep, deep.head))[-2:] == ["dbe", "fedphp"]
+
+
+def test_a_network_without_a_head_is_trained_by_what_can_train_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fed, linear = federation(clients=2), nn.Linear(3, 2)
+    assert candidates(Task(linear, head=None)) == LINEAR
+    deep = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 2)))
+    monkeypatch.setattr(auto, "candidates", candidates)
+    result = fit(fed, rounds=1, model=deep)
+    assert result.selection()[0].column("candidate")[:3] == ["local", "fedavg", "fedavg-ft"]
 
 
 def test_all_candidates_of_a_deep_network(monkeypatch: pytest.MonkeyPatch) -> None:

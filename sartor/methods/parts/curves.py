@@ -208,7 +208,13 @@ def left_out(scores: Tensor, errors: Tensor, bend: Tensor, reach: Tensor, kind: 
         # G = RRᵀ, so that (I − ΛG)⁻¹ = I + ΛR (I − RᵀΛR)⁻¹ Rᵀ with a symmetric inverse
         eye = torch.eye(bend.shape[-1], dtype=bend.dtype, device=bend.device)
         root = torch.linalg.cholesky_ex(near + 1e-12 * eye)[0]
-        factor = torch.linalg.cholesky_ex(eye - root.mT @ bend @ root)[0]
+        inner = root.mT @ bend @ root
+        # Before the prior is learned G may be larger still, and a factor that does not exist is
+        # NaN on a GPU and a number without meaning on a CPU. The trace is above any eigenvalue.
+        failed = torch.linalg.cholesky_ex(eye - inner)[1] > 0
+        trace = torch.diagonal(inner, dim1=-2, dim2=-1).sum(-1)
+        share = torch.where(failed, (1.0 - 1e-9) / trace, 1.0)[..., None, None]
+        factor = torch.linalg.cholesky_ex(eye - share * inner)[0]
         shift = (error + bend @ root @ solve(factor, root.mT @ error))[..., 0].mT
     return scores + (reach * shift[..., None, :, :]).sum(-2)
 

@@ -91,9 +91,7 @@ class Clients:
         sections = []
         if gains is not None and one is not None:
             sections.append(Section("Alone or together", self._compared(index, gains, one)))
-        sections.append(Section("Your data", self._data(index, result)))
-        if answers := self._answers(name, index, result):
-            sections.append(Section("How the model answers", answers, link="Answers"))
+        sections.append(Section("What to do next", self._next(name, gains, one), link="Next"))
         leaves = [*words.travels(result), ("How much?", words.traffic(result))]
         leaves.append(("What stays with you?", words.STAYS))
         if _sends(result):
@@ -103,7 +101,9 @@ class Clients:
             leaves.append(("Did this happen in this run?", words.SIMULATED))
         title = "What you give, and what leaves your house"
         sections.append(Section(title, [Answers(leaves)], link="What you give"))
-        sections.append(Section("What to do next", self._next(name, gains, one), link="Next"))
+        sections.append(Section("Your data", self._data(index, result)))
+        if answers := self._answers(name, index, result):
+            sections.append(Section("How the model answers", answers, link="Answers"))
         sections.append(
             Section(
                 "For specialists",

@@ -38,6 +38,7 @@ POINTS = {"pre": "after aggregation", "post": "after local training"}
 """When a method is evaluated, in short."""
 
 ALONE = "training alone"
+OVER = ", the mean over clients"
 MANY = 20
 """From so many clients on, one is expected to get a wrong verdict by chance."""
 
@@ -113,7 +114,7 @@ def summarise(comparison: Comparison) -> Words:
 def _reaches(metric: HeadlineMetric) -> tuple[str, str]:
     """Return verb and phrase with which a sentence states the value of a method."""
     article = "an" if metric.name[0] in "AEIOFR" else "a"
-    mean = f"{article} {metric.name} of {{}}, the mean over clients"
+    mean = f"{article} {metric.name} of {{}}{OVER}"
     return REACHES.get(metric.name, ("has", mean))
 
 
@@ -189,10 +190,12 @@ def _tie(best: _Row, tied: list[_Row], alone: str | None, number: int) -> str:
     who = _listed(joint, alone)
     who = f"{who[0].upper()}{who[1:]}" if who.startswith(ALONE) else who
     of = f", of {number} methods" if len(joint) < number else ""
-    repeats = f", means of {len(best.runs)} runs" if len(best.runs) > 1 else ""
     verb, phrase = _reaches(metric)
     both = {"gets": "get", "has": "have"}[verb]
-    return f"{who} cannot be told apart{of}: they {both} {phrase.format(spread)}{repeats}."
+    over = ["clients"] * (OVER in phrase) + [f"{len(best.runs)} runs"] * (len(best.runs) > 1)
+    means = f" (means over {' and '.join(over)})" if over else ""
+    values_of = phrase.removesuffix(OVER).format(spread)
+    return f"{who} cannot be told apart{of}: they {both} {values_of}{means}."
 
 
 def _listed(rows: list[_Row], alone: str | None) -> str:

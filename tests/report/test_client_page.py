@@ -228,7 +228,9 @@ def test_the_divisions_that_would_decide_are_the_first_that_do(spread: float) ->
 
     assert half(3) > gain
     said = client_words.what_would_decide(gains, made(gain, half(3)))
-    number = int(re.search(r"--seeds (\d+)", said)[1])
+    named = re.search(r"--seeds (\d+)", said)
+    assert named
+    number = int(named[1])
     assert half(number) < gain <= half(number - 1)
 
 

@@ -70,7 +70,7 @@ def test_many_clients_are_a_summary():
     verdicts = comparison["fedapa"].gain(comparison["local"]).column("verdict")
     counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
     assert axes.get_xlabel() == f"clients: {counted(counts)}"
-    points = axes.collections[-1].get_offsets()
+    points = np.asarray(axes.collections[-1].get_offsets())
     assert len(points) == MOST_ROWS + 1
     assert (np.diff(points[:, 1]) <= 0).all()
 

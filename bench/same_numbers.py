@@ -531,6 +531,10 @@ VARIANTS: list[Variant] = [
 """Options that act together, and numbers that are not a choice from a list."""
 
 
+LATER = ("class_weights",)
+"""Options since 0.1.0."""
+
+
 def _choices(hint: Any) -> list[Any]:
     """Return the values that the type of an option lists: words, true and false."""
     if hint is bool:
@@ -547,6 +551,8 @@ def of_options() -> Iterator[Configuration]:
         known = listed.options
         for option, (default, hint) in known.items():
             if option in common and method not in ("fedavg", "ditto", "fedper"):
+                continue
+            if option in LATER:
                 continue
             for value in _choices(hint):
                 if value is None or (value == default and type(value) is type(default)):
@@ -567,9 +573,15 @@ def of_variants(group: str, settings: Mapping[str, Any]) -> Iterator[Configurati
         yield _fit(name, method, **given)
 
 
-def _moved(specs: Mapping[str, Any]) -> list[dict[str, float]]:
-    """Return a row of defaults and rows in which one hyper-parameter at a time is another."""
+def _moved(method: str, specs: Mapping[str, Any]) -> list[dict[str, float]]:
+    """Return a row of defaults and rows in which one hyper-parameter at a time is another.
+
+    Rates that follow from that of local training are 0.05, its default in 0.1.0.
+    """
     base = {name: float(spec.default) for name, spec in specs.items()}
+    for name, value in base.items():
+        follows = name.endswith("_lr") and (method, name) != ("fedpac", "head_lr")
+        base[name] = 0.05 if follows and value == Local().lr else value
     rows = [base]
     for name, value in base.items():
         other = 0.5 * value if value else 0.3
@@ -594,7 +606,7 @@ def of_methods() -> Iterator[Configuration]:
         least = {"participation": "at_least:0.4", "rounds": 4}
         yield _fit(f"{here}/two seeds, at least 0.4", method, two, seeds=(3, 4), **least)
         yield _fit(f"{here}/2 clients, each round", method, participation=2, eval_every=1)
-        rows = _moved(listed.hyper)
+        rows = _moved(method, listed.hyper)
         yield _fit(f"{here}/hyper one by one", method, sweep=rows, rounds=2, eval_every=2)
         each = {"local_lr": [0.05, 0.1, 0.2, 0.3, 0.4]}
         yield _fit(f"{here}/rate per client", method, hyper=each, rounds=2)

@@ -280,13 +280,16 @@ def job_of(experiment: Experiment) -> Any:
         return list_runs(method, chosen["options"], chosen["hyper"], {}, (experiment.seed,))[0]
 
     known, kept = settings_on("fit"), settings_on("file", "server")
+    rounds = experiment.rounds or FIXED
     stored = {k: v for k, v in experiment.stored().items() if k not in kept}
+    # Clients do not know the rounds, which a schedule may have left open.
+    stored["lr_schedule"] = local_of(experiment).over(rounds).lr_schedule
     return Job(
         settings=stored,
         build=built,
         run_of=run_of,
         split={"seed": experiment.seed, "test": experiment.test, "val": experiment.val},
-        rounds=experiment.rounds or FIXED,
+        rounds=rounds,
         participation=Participation.parse(experiment.participation),
         points=known["points"].read(experiment.points),
         eval_every=experiment.eval_every,
@@ -300,9 +303,7 @@ def built(settings: Mapping[str, Any], data: Any) -> Any:
     """Build method and task from the settings of an experiment; the same on both sides."""
     experiment = build(dict(settings))
     chosen = settings_of(experiment, experiment.method)
-    local = with_static_parts(
-        local_of(experiment).over(experiment.rounds or FIXED), chosen["hyper"], {}
-    )
+    local = with_static_parts(local_of(experiment), chosen["hyper"], {})
     compute = settings_on("fit")["compute"].read(experiment.compute)
     task = make_task(model_of(experiment, data), data, compute, experiment.measure)
     return methods.build(experiment.method, task, local, cast(Any, chosen["options"])), task

@@ -271,6 +271,42 @@ def test_experiments_that_cannot_be_served() -> None:
         job_of(build({**VALUES, "methods": "fedavg,fedper"}))
     with pytest.raises(ConfigError, match="harm_on"):
         job_of(build({**VALUES, "do_no_harm": True}))
+    with pytest.raises(ConfigError, match="--class-weights 1,3"):
+        job_of(build({**VALUES, "class_weights": "balanced"}))
+
+
+def test_a_schedule_that_was_left_open_spans_the_rounds_of_the_server() -> None:
+    """Clients are not sent the number of rounds, but the schedule that follows from it."""
+    job = job_of(build({**VALUES, "rounds": 50, "lr_schedule": "cosine"}))
+    assert job.settings["lr_schedule"] == "cosine:50"
+    assert "rounds" not in job.settings
+    open_ended = {k: v for k, v in VALUES.items() if k != "rounds"}
+    assert job_of(build(open_ended)).rounds == 20
+
+
+def test_adam_and_class_weights_over_a_network_are_those_of_one_process(
+    data: Path, tmp_path: Path
+) -> None:
+    """The same experiment, served and fitted, ends in the same numbers."""
+    more = {"optimizer": "adam", "lr": 0.01, "keep_optimiser": True, "class_weights": "1,2,5"}
+    values = {**VALUES, "methods": "ditto", "participation": 1.0, **more}
+    far = serve(
+        job_of(build(values)), answers(clients(data, tmp_path / "home")), NAMES, tmp_path / "run"
+    )
+    federation = sartor.Federation.from_folder(data)
+    local = sartor.Local(lr=0.01, optimizer="adam", keep_optimiser=True)
+    near = sartor.fit(
+        "ditto",
+        federation,
+        model=sartor.models.dnn(federation),
+        rounds=4,
+        local=local,
+        class_weights=(1, 2, 5),
+        dtype="float64",
+        device="cpu",
+        points=("pre",),
+    )
+    np.testing.assert_allclose(far.loss_curve()[1], near.loss_curve()[1], rtol=1e-9)
 
 
 def test_taking_the_notice_away_leaves_what_others_put_there(tmp_path: Path) -> None:

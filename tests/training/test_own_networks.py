@@ -261,6 +261,7 @@ def test_newcomers_of_a_loaded_result_draw_as_well(tmp_path: Path) -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The network has BatchNorm")
 def test_auto_takes_any_network() -> None:
     """Its trials score models with their statistics, as everything else does."""

@@ -708,14 +708,15 @@ def _watch(shared: Trials) -> Watched:
             patch.setattr(Task, name, counted(getattr(Task, name)))
         patch.setattr(Task, "jacobian", derived)
         patch.setattr(Task, "inputs", received)
-        if method.schedule.before is not None:
+        whole = sim.method  # what says to layers of the network what they need
+        if whole.schedule.before is not None:
             sim.server, _ = sim.rounds.train(
-                sim.server, sim.store, 0, "prologue", record=method.schedule.before
+                sim.server, sim.store, 0, "prologue", record=whole.schedule.before
             )
         for t in range(3):
             sim.server, _ = sim.rounds.train(sim.server, sim.store, t)
         series = dict(seen.series)
-        for ending in endings(method):
+        for ending in endings(whole):
             sim.server, _ = sim.rounds.train(sim.server, sim.store, 3, "epilogue", record=ending)
         sim.clients.evaluate(sim.server, sim.store, 3)
     return seen._replace(series=series)

@@ -43,7 +43,7 @@ class ResNet8(nn.Module):
     """A residual network of eight layers: a stem, blocks of 16, 32 and 64 channels, and the head.
 
     The shape of He et al. 2016 for 32x32 images with one block a stage, and with GroupNorm (eight
-    groups) in place of BatchNorm, whose running statistics cannot be mapped over clients.
+    groups) in place of BatchNorm, whose statistics would differ from client to client.
     """
 
     head = "fc"

@@ -55,13 +55,21 @@ _SLOW = pytest.mark.slow
         pytest.param(OwnCase("fedem"), marks=_SLOW),
         pytest.param(OwnCase("fedpac"), marks=_SLOW),
         pytest.param(OwnCase("fedala"), marks=_SLOW),
-        pytest.param(OwnCase("fedavg", {"do_no_harm": True}), marks=_SLOW),
     ],
     ids=str,
 )
 def test_the_laws_hold_for_dropout_and_batch_norm(law: str, case: Case, tmp_path: Path) -> None:
     """Engines, sweeps, padding, traces, stores, resuming, bytes, gradients, purity."""
     check_method(case, tmp_path, (law,))
+
+
+@_SLOW
+@pytest.mark.parametrize(
+    "law", ["engines_agree", "gradients_are_counted", "inputs_are_not_changed"]
+)
+def test_a_choice_among_methods_is_the_same_everywhere(law: str, tmp_path: Path) -> None:
+    """Do no harm scores held-out samples in a phase of its own, and uses one of three models."""
+    check_method(OwnCase("fedavg", {"do_no_harm": True}), tmp_path, (law,))
 
 
 @pytest.mark.parametrize("law", _ALIKE)
@@ -261,6 +269,7 @@ def test_newcomers_of_a_loaded_result_draw_as_well(tmp_path: Path) -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The network has BatchNorm")
 def test_auto_takes_any_network() -> None:
     """Its trials score models with their statistics, as everything else does."""

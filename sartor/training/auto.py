@@ -331,14 +331,17 @@ def _trials(
     for name in candidates(task):
         try:
             record = methods.build("auto", task, settings.local, {"parts": (name,)})
-            rates = RATES if f"{slot(name)}_lr" in record.hyper else (None,)
-            simulation = _trial_of(record, task, folds, rates, seed, settings)
+            rate = f"{slot(name)}_lr"
+            rates = RATES if rate in record.hyper else (None,)
+            fixed = {"horizon": float(settings.rounds)} if "horizon" in record.hyper else {}
+            rows = [fixed if value is None else {**fixed, rate: value} for value in rates]
+            simulation = _trial(record, task, folds, rows, seed, settings)
+            best = _Best(simulation, folds)
+            title = f"auto: trials of {name}"
+            drive(simulation, progress=settings.progress, title=title, after_round=best.look)
         except ConfigError as error:
             left_out[name] = str(error)
             continue
-        best = _Best(simulation, folds)
-        title = f"auto: trials of {name}"
-        drive(simulation, progress=settings.progress, title=title, after_round=best.look)
         _count(cost, simulation.ledger())
         if best.scores is None:
             left_out[name] = "its loss became NaN or infinite at every rate"
@@ -347,18 +350,15 @@ def _trials(
     return found, left_out, cost
 
 
-def _trial_of(
+def _trial(
     record: Method,
     task: Task,
     folds: Sequence[Federation],
-    rates: Sequence[float | None],
+    rows: Sequence[dict[str, Any]],
     seed: int,
     settings: Settings,
 ) -> Simulation:
-    """Return the training of one candidate at all rates on all folds, as lanes of one pass."""
-    (rate,) = (f"{k.removesuffix('_weight')}_lr" for k in record.hyper if k.endswith("_weight"))
-    fixed = {"horizon": float(settings.rounds)} if "horizon" in record.hyper else {}
-    rows = [fixed if value is None else {**fixed, rate: value} for value in rates]
+    """Return the training of one candidate with several values on all folds, in one pass."""
     return Simulation(
         record,
         task,

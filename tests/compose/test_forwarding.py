@@ -177,7 +177,7 @@ def test_a_field_that_few_methods_need_is_in_a_small_value() -> None:
             assert len(users) >= 2, one.name
 
 
-STACK = ("lr", "rounds", "weight")
+STACK = ("lr", "rounds", "weight", "sharpness")
 """The hyper-parameters that a stack gives each of its parts."""
 
 # ---- reaching every field of a result ------------------------------------------------------------

@@ -166,6 +166,17 @@ def _say_best(words: Words, alive: list[_Row], alone: str | None) -> None:
             f"gain of a client is {gain_text(metric, over[0])} (95 % interval "
             f"{interval(metric, over[0].low, over[0].high)})."
         )
+    behind = next(
+        (
+            row
+            for row, one in zip(alive[1:], over, strict=True)
+            if row.name == alone and one.verdict == "gains"
+        ),
+        None,
+    )
+    if behind is not None:
+        less_than = "surely less" if metric.sign > 0 else "surely more"
+        words.headline += f" Training alone {verb} {behind.text}, {less_than}."
     words.tiles.append((metric.title, best.text, remark))
 
 

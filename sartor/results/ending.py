@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sartor.results.headline import headline_metric_of
 from sartor.results.metrics import t_quantile
 from sartor.results.readings import Readings
 
@@ -69,7 +70,11 @@ def rounds_words(config: dict[str, Any]) -> str | None:
     if not config.get("open_ended"):
         return None
     held = ((config.get("data") or {}).get("info") or {}).get("held_out_for_stopping")
-    words = f"until the validation loss stops falling, at most {config.get('rounds')}"
+    judged = "loss stops falling"
+    if config.get("measure") is not None:
+        metric = headline_metric_of(config)
+        judged = f"{metric.name} stops {'rising' if metric.sign > 0 else 'falling'}"
+    words = f"until the validation {judged}, at most {config.get('rounds')}"
     if held:
         words += f"; {held:.0%} of every client's training samples were held out to judge by"
     return words

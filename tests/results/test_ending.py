@@ -16,7 +16,7 @@ from sartor.results.readings import Readings
 class _Run(Readings):
     """The part of a result that is looked at."""
 
-    headline, scores = "pre", {("pre", "test"): None}  # type: ignore[assignment, dict-item]
+    headline, scores = "pre", {("pre", "test"): None}  # type: ignore[dict-item]
     ledger = type("Ledger", (), {"num_rounds": 20})  # type: ignore[assignment]
 
     def __init__(self, losses, stopped=None):

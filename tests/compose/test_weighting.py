@@ -43,7 +43,8 @@ def by_hand(data, weights, steps):
             (losses * torch.tensor(weights[i], dtype=torch.float64)[y]).mean().backward()
             with torch.no_grad():
                 for p in net.parameters():
-                    p -= 0.3 * p.grad
+                    assert p.grad is not None
+                    p.sub_(0.3 * p.grad)
         found.append(dict(net.named_parameters()))
     return found
 

@@ -10,18 +10,19 @@ import sartor
 from sartor import Local
 from sartor.results import ending
 from sartor.results.ending import longer, still_falling
+from sartor.results.readings import Readings
 
 
-class _Run:
+class _Run(Readings):
     """The part of a result that is looked at."""
 
-    headline, scores = "pre", {("pre", "test"): None}
-    ledger = type("Ledger", (), {"num_rounds": 20})
+    headline, scores = "pre", {("pre", "test"): None}  # type: ignore[dict-item]
+    ledger = type("Ledger", (), {"num_rounds": 20})  # type: ignore[assignment]
 
     def __init__(self, losses, stopped=None):
         self.losses, self.stopped, self.diverged = np.asarray(losses), [stopped], [None]
 
-    def loss_curve(self, point, split, run):
+    def loss_curve(self, point=None, split="test", run=0):
         return list(range(len(self.losses))), self.losses
 
 
@@ -66,8 +67,8 @@ def test_terminal_json_and_report_say_it_and_what_to_do(tmp_path):
     assert said["share"] > 0.05
     assert longer([("a", _Run(np.ones(20)), [0])]) is None
     falls = ("b", _Run(np.linspace(2, 1, 20)), [0])
-    words = longer([("a", _Run(np.ones(20)), [0]), falls])
+    named = longer([("a", _Run(np.ones(20)), [0]), falls])
     assert (
-        words
+        named
         == "b (test loss −17% over the last 4 rounds); train longer with rounds=40 (--rounds 40)"
     )

@@ -8,6 +8,7 @@ import pytest
 import sartor
 from sartor import Local
 from sartor.core.errors import ConfigError
+from sartor.runs import ComparisonFolder
 from tests.toys import Net, federation
 
 NAMES = ["ditto", "per-fedavg", "fedavg-ft", "fedprox"]
@@ -71,7 +72,5 @@ def test_a_folder_of_equal_work_resumes_and_says_so(tmp_path):
     again = sartor.compare("ditto", federation(), resume=True, **given)
     for name in first:
         assert work(first[name]) == work(again[name])
-    from sartor.runs import open_folder
-
-    read = open_folder(tmp_path / "a").read_comparison()
+    read = ComparisonFolder.open(tmp_path / "a").read_comparison()
     assert "those of the dearest" in str(read.table())

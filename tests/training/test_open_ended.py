@@ -36,7 +36,7 @@ def test_without_rounds_training_ends_at_its_best_validation_loss() -> None:
         "local", data, model=Net(), local=Local(lr=0.5), rounds=verdict["best_round"]
     )
     np.testing.assert_array_equal(
-        found.model(0).fc.weight.detach(), plain.model(0).fc.weight.detach()
+        found.model(0).state_dict()["fc.weight"], plain.model(0).state_dict()["fc.weight"]
     )
     losses = plain.loss_curve(split="val")[1]
     assert losses[-1] <= losses.min() * 1.02
@@ -111,7 +111,9 @@ def test_an_improvement_may_have_to_be_a_share() -> None:
     over = [watch.look(t, np.array([v]), np.array([False]), dict) for t, v in enumerate(values)]
     assert over == [False, False, False, False, True]
     assert watch.best_round[0] == 2
-    assert "by 10% for 2 evaluations" in watch.verdicts()[0]["why"]
+    verdict = watch.verdicts()[0]
+    assert verdict is not None
+    assert "by 10% for 2 evaluations" in verdict["why"]
     with pytest.raises(ConfigError, match="min_share must be >= 0 and < 1"):
         EarlyStopping(min_share=1.0)
 

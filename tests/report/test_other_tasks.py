@@ -16,7 +16,8 @@ import sartor
 from sartor import Comparison, Federation
 from sartor.core.errors import ConfigError
 from sartor.report.figures import draw_all
-from sartor.report.page import client_table, render, targets
+from sartor.report.page import render, targets
+from sartor.report.page_tables import client_table
 from sartor.report.words import summarise
 from sartor.results.costs import to_reach
 from sartor.results.headline import (

@@ -13,7 +13,8 @@ from sartor.methods import METHODS
 from sartor.report import write_report
 from sartor.report.figures import draw_all, looks
 from sartor.report.heat import mixing_matrix
-from sartor.report.page import client_table, ledger_table, render, targets
+from sartor.report.page import render, targets
+from sartor.report.page_tables import client_table, ledger_table
 from sartor.report.words import summarise
 from sartor.results.comparison import Comparison
 from sartor.results.result import Result

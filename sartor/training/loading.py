@@ -17,11 +17,12 @@ from sartor import models
 from sartor.core.errors import ModelError, RunFolderError
 from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
+from sartor.results.headline import chosen_metric
 from sartor.results.result import Result
 from sartor.results.serving import record_of
 from sartor.runs import RunFolder, save_result
 from sartor.training.onboarding import onboard, restored
-from sartor.training.settings import LOSSES
+from sartor.training.settings import LOSSES, measured_by
 
 
 def load(path: str | Path, model: nn.Module | None = None) -> Result:
@@ -84,7 +85,9 @@ def task_of(result: Result, model: nn.Module | None) -> Task:
     if live and not any(part.training for part in network.modules()):
         network = copy.deepcopy(network).train()  # a client's model, which is ready to use
     models.check_module(network, said["head"])
-    task = Task(network, said["head"], *LOSSES[kind], None, kind, draws=said.get("dropout"))
+    measure = measured_by(chosen_metric(kind, result.config.get("measure")), kind)
+    loss = LOSSES[kind]
+    task = Task(network, said["head"], *loss, None, kind, measure, draws=said.get("dropout"))
     if task.given_weights().get("fixed") != said.get("fixed"):
         raise ModelError(
             "The frozen parameters and buffers of this network are not those that it was trained "

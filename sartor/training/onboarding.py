@@ -111,13 +111,14 @@ def onboard(
         device=known.device,
         dtype=known.dtype,
         points=tuple(dict.fromkeys(("pre", record.use.headline))),
+        measure=(origin or {}).get("measure"),
     )
     drive(again)
     # Newcomers are prepared like the clients that trained.
     recipes = {} if known.recipe is None else {str(chosen.seed): known.recipe}
     settings = dict(origin or {})
     facts = settings.get("rebuild", {}) | known.facts | {"preprocessing": recipes}
-    kept = ("method", "local", "model", "dtype")
+    kept = ("method", "local", "model", "dtype", "measure")
     config = {k: settings[k] for k in kept if k in settings} | {"rebuild": facts}
     config |= {"newcomers of": known.method.name, "rounds": rounds, "task": known.task.measured_as}
     config["data"] = federation.describe()
@@ -143,6 +144,7 @@ def _alone(known: Trained, federation: Federation, config: Mapping[str, Any]) ->
         dtype=known.dtype,
         eval_every=rounds,
         points=tuple(dict.fromkeys(("pre", record.use.headline))),
+        measure=config.get("measure"),
     )
     drive(single)
     facts = {**config["rebuild"], "method": "local", "own_predict": False}

@@ -248,9 +248,16 @@ def make_task(
     else:
         kind = federation.task
         metric = chosen_metric(kind, measure)
-        own = functools.partial(_measured, metric, kind) if metric.function is not None else None
+        own = measured_by(metric, kind)
         task = Task(network, head, *LOSSES[kind], compute, kind, own, draws=draws)
     return networks.mapped(task, federation)
+
+
+def measured_by(
+    metric: HeadlineMetric, kind: str
+) -> Callable[[np.ndarray, np.ndarray], float] | None:
+    """Return what a task records of a client's labels and scores; None if sums are enough."""
+    return None if metric.function is None else functools.partial(_measured, metric, kind)
 
 
 def _measured(metric: HeadlineMetric, kind: str, y: np.ndarray, scores: np.ndarray) -> float:

@@ -200,3 +200,20 @@ def test_the_models_of_newcomers_are_used_from_their_folder(tmp_path: Any) -> No
     text = (folder / "README.md").read_text()
     assert f"this is the model of a client that joined them: {name}." in text
     assert "From this client nothing: it only received" in text
+
+
+def test_newcomers_are_measured_as_the_others(tmp_path) -> None:
+    """What clients were compared by goes for newcomers too, also of a run that was read."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(500, 3))
+    y = (x[:, 0] + rng.normal(size=500) > 0.8).astype(int)
+    client = np.arange(500) % 5
+    old, new = client < 4, client == 4
+    fed = sartor.Federation.from_arrays(x[old], y[old], client=client[old])
+    sartor.fit("fedavg", fed, rounds=2, measure="auroc", out=tmp_path / "run")
+    joined = sartor.load(tmp_path / "run").onboard((x[new], y[new]), rounds=1)
+    assert joined.measure == "AUROC"
+    assert 0.5 < joined.pooled_measure() <= 1.0
+    assert joined.gain().column("gain")[0] == pytest.approx(
+        joined.pooled_measure() - joined.baseline().pooled_measure()
+    )

@@ -284,8 +284,9 @@ class Clients:
                    "that is best on its own held-out samples, its own one included.")
             ]  # fmt: skip
         return [
-            "Do not decide by this run alone. " + words.what_would_decide(gains, one),
-            "Until then, training alone sends nothing. To try the model that was trained together:",
+            words.what_would_decide(gains, one),
+            "As long as nothing is decided, training alone is the choice that sends nothing. To "
+            "try the model that was trained together:",
             use,
         ]
 

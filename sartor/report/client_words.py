@@ -158,8 +158,8 @@ def what_would_decide(gains: Gains, one: ClientGain) -> str:
     first = "" if gains.divisions > 1 else "Several divisions (--seeds 10) say more than one. "
     return (
         f"{NOT_YET} {first}About {more} times as many samples would roughly decide, if the "
-        f"difference stays as it is: {_rounded(times * one.samples)} test samples instead of {one.samples:.0f}, and "
-        "training samples in proportion. More divisions alone would not."
+        f"difference stays as it is: {_rounded(times * one.samples)} test samples instead of "
+        f"{one.samples:.0f}, and training samples in proportion. More divisions alone would not."
     )
 
 

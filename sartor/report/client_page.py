@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sartor.report import client_words as words
-from sartor.report import sketch
 from sartor.report.gains import Gains, counted, gains_of, interval, signed, subject, with_unit
 from sartor.report.layout import count
 from sartor.report.sections import Answers, Code, Exhibit, Links, Part, Section, render_sections
+from sartor.report.sketch import calibration_sketch, interval_sketch
 from sartor.report.words import Words
 from sartor.results.comparison import Comparison
 from sartor.results.gains import ClientGain
@@ -151,7 +151,7 @@ class Clients:
             ends = (one.low, one.gain, one.high)
             texts = [with_unit(metric, end, *ends) for end in ends]
             parts.append(
-                sketch.interval(
+                interval_sketch(
                     "difference",
                     f"Difference in {metric.name}",
                     *ends,
@@ -254,7 +254,7 @@ class Clients:
                 "of all runs."
             )
             title = "Can its probabilities be believed?"
-            parts.append(sketch.calibration("calibration", title, mine["calibration"], caption))
+            parts.append(calibration_sketch("calibration", title, mine["calibration"], caption))
         return parts
 
     def _next(self, name: str, gains: Gains | None, one: ClientGain | None) -> list[Part]:
@@ -284,8 +284,9 @@ class Clients:
                    "that is best on its own held-out samples, its own one included.")
             ]  # fmt: skip
         return [
-            "Do not decide by this run alone. " + words.what_would_decide(gains, one),
-            "Until then, training alone sends nothing. To try the model that was trained together:",
+            words.what_would_decide(gains, one),
+            "As long as nothing is decided, training alone is the choice that sends nothing. To "
+            "try the model that was trained together:",
             use,
         ]
 

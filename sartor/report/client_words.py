@@ -22,6 +22,8 @@ MOST_TIMES = 50
 
 MOST_DIVISIONS = 100
 
+NOT_YET = "Do not decide by this run alone."
+
 STAYS = "Your samples: no row of a table, no picture and no text is ever part of a message."
 HARMLESS = (
     "What you send is computed from your samples, and it is not harmless: a curious server could "
@@ -136,7 +138,7 @@ def what_would_decide(gains: Gains, one: ClientGain) -> str:
     if not math.isfinite(one.gain):
         return "Hold some samples out for a test, so that a difference can be measured."
     if not math.isfinite(half):
-        return "Repeat the run over several divisions of the data: --seeds 10."
+        return f"{NOT_YET} Repeat the run over several divisions of the data: --seeds 10."
     wide = max(abs(one.low), abs(one.high))
     largest = with_unit(metric, wide).lstrip("+−")
     times = (half / abs(one.gain)) ** 2 if one.gain else math.inf
@@ -149,15 +151,15 @@ def what_would_decide(gains: Gains, one: ClientGain) -> str:
     needed = _divisions_needed(gains, one.gain, half)
     if needed:
         return (
-            f"About {needed} divisions of the data instead of {gains.divisions} would roughly "
-            f"decide, if the difference stays as it is: --seeds {needed}."
+            f"{NOT_YET} About {needed} divisions of the data instead of {gains.divisions} would "
+            f"roughly decide, if the difference stays as it is: --seeds {needed}."
         )
     more = f"{times:.0f}" if times >= 3 else f"{times:.1f}"
     first = "" if gains.divisions > 1 else "Several divisions (--seeds 10) say more than one. "
     return (
-        f"{first}About {more} times as many samples would roughly decide, if the difference stays "
-        f"as it is: {_rounded(times * one.samples)} test samples instead of {one.samples:.0f}, and "
-        "training samples in proportion. More divisions alone would not."
+        f"{NOT_YET} {first}About {more} times as many samples would roughly decide, if the "
+        f"difference stays as it is: {_rounded(times * one.samples)} test samples instead of "
+        f"{one.samples:.0f}, and training samples in proportion. More divisions alone would not."
     )
 
 

@@ -42,7 +42,7 @@ def _text(x: float, y: float, words: str, anchor: str = "middle", more: str = ""
     )
 
 
-def interval(
+def interval_sketch(
     key: str,
     title: str,
     low: float,
@@ -95,7 +95,9 @@ def interval(
     return Sketch(key, title, caption, alt, _svg(key, width, 100, parts))
 
 
-def calibration(key: str, title: str, points: Sequence[Sequence[float]], caption: str) -> Sketch:
+def calibration_sketch(
+    key: str, title: str, points: Sequence[Sequence[float]], caption: str
+) -> Sketch:
     """Draw predicted against observed shares; a point is (predicted, observed, samples)."""
     left, top, size = 62.0, 14.0, 260.0
 

@@ -244,6 +244,7 @@ def test_the_samples_that_would_decide_follow_from_the_interval() -> None:
     level = client_words.what_would_decide(gains_over(10), made(0.0001, 0.012))
     assert "at most 1.2 points either way" in level
     assert "no realistic amount" in level
+    assert "Do not decide" not in level
     unknown = client_words.what_would_decide(gains_over(1), made(0.02, math.nan))
     assert "--seeds 10" in unknown
 

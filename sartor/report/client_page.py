@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -262,11 +263,10 @@ class Clients:
         place = self.place
         if self.comparison.reference is not None and len(self.comparison) > 1 and self._nested:
             place = f"{place}/{slug(result.method)}"
+        run = shlex.join([place, "--client", name])
         use = Code(
-            "import sartor\n"
-            f"result = sartor.load({place!r})\n"
-            f"result.predict({name!r}, rows)                # rows: a table like the one used\n"
-            f"result.export({name!r}, 'model.onnx')         # or .pt, to use without Sartor"
+            f"sartor predict {run} --data new.csv    # answers for rows like those of training\n"
+            f"sartor export {run} --to model         # ONNX, to use without Sartor, with a card"
         )
         if gains is None or one is None:
             return [

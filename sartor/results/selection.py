@@ -12,7 +12,12 @@ from sartor.core.errors import ConfigError
 from sartor.results.readings import Readings
 from sartor.results.tables import Table, format_cell
 
-RULES = {"one": "one for all", "each": "each client's best", "stack inf": "stack, one for all"}
+RULES = {
+    "evidence": "evidence, than which nothing is surely better",
+    "one": "one for all",
+    "each": "each client's best",
+    "stack inf": "stack, one for all",
+}
 
 
 def selection_of(result: Readings, run: int) -> Mapping[str, Any]:

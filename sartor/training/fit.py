@@ -209,7 +209,16 @@ def _fit_auto(
         quiet = replace(settings, progress=None, callbacks=())
         own = {"parts": ("local",)}
         result = _fit_lanes(
-            "auto", federations.__getitem__, quiet, own, {}, {}, None, False, selection=found
+            "auto",
+            federations.__getitem__,
+            quiet,
+            own,
+            {},
+            {},
+            None,
+            False,
+            selection=found,
+            trials=False,
         )
         result.method = "local"
         return result
@@ -242,11 +251,13 @@ def _fit_lanes(
     reopen: bool = False,
     *,
     selection: dict[str, Any] | None = None,
+    trials: bool = True,
     baseline: Callable[[], Result] | None = None,
 ) -> Result:
     """Train all runs of one program in one pass.
 
-    ``selection`` is what ``auto.select`` found; ``baseline`` trains LocalTrain, if not as always.
+    ``selection`` is what ``auto.select`` found, and ``trials`` whether their cost is this result's;
+    ``baseline`` trains LocalTrain, if not as always.
     """
     federations = federations_of(federation, settings)
     for seed, fed in federations.items():
@@ -333,7 +344,7 @@ def _fit_lanes(
         if baseline is not None and folder is not None:
             baseline = _kept(baseline, folder)
         result = result_of(simulation, config, baseline)
-        if selection is not None:
+        if selection is not None and trials:
             auto.add_cost(result, selection)
         if folder is not None and not (reopen and finished):
             # The result is written last: a folder that has one is not resumed.

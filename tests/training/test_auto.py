@@ -357,3 +357,25 @@ def test_it_stands_in_a_comparison() -> None:
     local = sartor.Local(lr=0.2)
     found = sartor.compare("auto", fed, baselines=False, local=local, rounds=2, model=model)
     assert list(found) == ["auto"]
+
+
+def test_training_alone_does_not_pay_for_the_trials() -> None:
+    """The baseline of a gain has no traffic; the trials are counted once, for ``auto``."""
+    result = fit(federation())
+    alone = result.baseline()
+    assert alone.megabytes == 0.0
+    assert alone.gradient_evaluations < result.gradient_evaluations
+
+
+def test_evidence_stays_unless_something_is_surely_better() -> None:
+    """On few samples a lower held-out loss is noise: the exact solution is kept, for all alike."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 3))
+    y = (x[:, 0] * (1 + 0.5 * (np.arange(80) % 2)) + rng.normal(size=80) > 0).astype(int)
+    fed = sartor.Federation.from_arrays(x, y, client=np.arange(80) % 4)
+    result = sartor.fit("auto", fed, model=sartor.models.mclr(fed), rounds=3)
+    chosen = result.summary()["selection"]
+    assert min(chosen["rules"].values()) < chosen["rules"]["evidence"]
+    assert chosen["rule"] == "evidence"
+    assert weights_of(result)["evidence"].tolist() == [1.0] * 4
+    assert "evidence, than which nothing is surely better" in str(result.selection()[0])

@@ -23,7 +23,7 @@ def report(
     out: Annotated[Path | None, option("Where to write; else in FOLDER.", "DIR")] = None,
     json: Json = False,
 ) -> None:
-    """Write the page of a run folder, that of a client, or figures for a paper."""
+    """Write the page of a run, of a client, or figures for a paper."""
     from sartor.report import write_client, write_figures, write_report
 
     answer: dict[str, Any] = {"out": folder}
@@ -63,7 +63,7 @@ def data(
     json: Json = False,
     **flags: Any,
 ) -> None:
-    """List the data sets, or show one divided among clients; examine a table of your own."""
+    """List data sets, show one divided, or examine your own table."""
     from sartor.cli.listing import describe_data, examine_data, list_data
 
     if name is None:

@@ -40,7 +40,7 @@ def search(
     json: Json = False,
     **flags: Any,
 ) -> None:
-    """Search good hyper-parameters on validation data, many trials at once."""
+    """Search good hyper-parameters on validation data, many at once."""
     experiment = read_experiment(target, flags, many=False)
     chosen = parse_space(space)
     check_names(experiment)

@@ -10,7 +10,7 @@ import numpy as np
 from sartor.cli import completion, show
 from sartor.cli.flags import Json, Overwrite, argument, option
 from sartor.core.errors import ConfigError, FederationError, did_you_mean
-from sartor.data.tables import is_table, read_table
+from sartor.data.tables import read_table
 from sartor.results.result import Result
 from sartor.results.table_predictions import predict_rows
 from sartor.results.tables import Table
@@ -153,12 +153,8 @@ def _check(result: Result, client: str | None, run: int) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     """Read samples: the columns of a table, or the arrays of a .npz file."""
-    if is_table(file) or not file.is_file():
+    if file.suffix.lower() != ".npz" or not file.is_file():
         return read_table(file)
-    if file.suffix.lower() != ".npz":
-        raise FederationError(
-            f"{file} must end in .csv, .tsv, .parquet or .npz, got {file.suffix or 'nothing'}."
-        )
     try:
         with np.load(file, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in arrays}

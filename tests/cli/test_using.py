@@ -141,7 +141,7 @@ FAULTS = {
     "client": ("good.csv --client osla", "no client 'osla'; did you mean 'oslo'?"),
     "stranger": ("stranger.csv", "names clients that have no model: narvik (rows 1)"),
     "text": ("text.csv --client oslo", "Column 'age' held numbers in training, but is text here"),
-    "run": ("good.csv --run 3", "run 3 does not exist"),
+    "run": ("good.csv --run 30", "run 30 does not exist"),
     "file": ("nothing.csv", "There is no file nothing.csv"),
     "spread": ("good.csv --uncertainty", "does not know how uncertain it is"),
     "folder": ("good.csv --out no/p.csv", "There is no folder no"),

@@ -4,6 +4,13 @@
 heterogeneities R, 50 repeats, 25 fixed λ. The adviser never sees R. For every R it prints the mean
 squared error of the clients' models when all train alone, with one model for all, with the best
 fixed λ, and with the adviser's λ.
+
+| ``--design`` | features |
+| --- | --- |
+| normal | independent |
+| rotated | those of "normal", and their models, turned at random: the numbers must be the same |
+| correlated | AR(0.9) |
+| heavy | Student's t, 4 degrees of freedom |
 """
 
 from __future__ import annotations
@@ -25,7 +32,10 @@ PULLS = torch.logspace(-3.5, 2.0, 25, dtype=torch.float64)
 CLIENTS, SAMPLES, DIM = 10, 200, 10
 
 
-def draw(radius: float, repeats: int) -> tuple[Clients, torch.Tensor]:
+DESIGNS = ("normal", "rotated", "correlated", "heavy")
+
+
+def draw(radius: float, repeats: int, design: str = "normal") -> tuple[Clients, torch.Tensor]:
     """Draw federations whose R is about ``radius``, stacked, with the true models."""
     spread = radius / math.sqrt(DIM * (1.0 - 1.0 / CLIENTS))
     made = [
@@ -36,12 +46,27 @@ def draw(radius: float, repeats: int) -> tuple[Clients, torch.Tensor]:
     x = torch.cat([fed.x[fed.train.rows] for fed, _ in made]).double().reshape(*shape, DIM)
     y = torch.cat([fed.y[fed.train.rows] for fed, _ in made]).double().reshape(shape)
     mask = torch.ones(y.shape, dtype=torch.bool)
-    return Clients(x, y, mask, "logistic"), torch.stack([truth.w for _, truth in made])
+    truth = torch.stack([one.w for _, one in made]).double()
+    source = torch.Generator().manual_seed(0)
+    if design == "rotated":
+        turn = torch.linalg.qr(torch.randn(DIM, DIM, generator=source, dtype=torch.float64)).Q
+        x, truth = x @ turn, truth @ turn
+    elif design != "normal":
+        x = torch.randn(x.shape, generator=source, dtype=torch.float64)
+        if design == "correlated":
+            gaps = (torch.arange(DIM)[:, None] - torch.arange(DIM)).abs()
+            x = x @ torch.linalg.cholesky(0.9 ** gaps.double()).T
+        else:  # a ratio with √(χ²₄ / 4), of variance 2
+            four = torch.randn(*x.shape, 4, generator=source, dtype=torch.float64)
+            x = x / four.square().mean(-1).sqrt() / math.sqrt(2.0)
+        chance = torch.sigmoid((x @ truth[..., None])[..., 0])
+        y = torch.bernoulli(chance, generator=source)
+    return Clients(x, y, mask, "logistic"), truth
 
 
-def study(radius: float, repeats: int) -> dict[str, float]:
+def study(radius: float, repeats: int, design: str = "normal") -> dict[str, float]:
     """Return mean squared errors of the clients' models at one R."""
-    clients, truth = draw(radius, repeats)
+    clients, truth = draw(radius, repeats, design)
     weights = torch.full((repeats, CLIENTS), 1.0 / CLIENTS, dtype=torch.float64)
 
     def error(models: torch.Tensor) -> torch.Tensor:
@@ -78,9 +103,10 @@ def main() -> None:
     """Run the study and print its table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--design", choices=DESIGNS, default="normal")
     options = parser.parse_args()
     start = time.perf_counter()
-    rows = [study(radius, options.repeats) for radius in RADII]
+    rows = [study(radius, options.repeats, options.design) for radius in RADII]
     took = time.perf_counter() - start
     print(Table([*rows[0]], [[*row.values()] for row in rows]))
     print(f"{took:.0f} s")

@@ -96,7 +96,8 @@ class Job:
     ) -> Coordinator:
         """Return a server for this job, with what is not of the job as `Coordinator` has it."""
         own: dict[str, Any] = {"rounds": self.rounds, "participation": self.participation}
-        own |= {"settings": self.settings, "device": self.device, "dtype": self.dtype, **more}
+        own |= {"settings": self.settings, "device": self.device, "dtype": self.dtype}
+        own |= {"measure": self.settings.get("measure"), **more}
         engine = partial(Vectorised, chunk=256)
         return Coordinator(method, task, names, run, engine, transport, **own)
 

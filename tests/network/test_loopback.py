@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from sartor.network.client import Client
 from sartor.network.coordinator import Coordinator
 from sartor.network.messages import unpack
 from sartor.network.transport import Loopback
+from sartor.results.headline import chosen_metric
 from sartor.results.scores import COUNTERS, ONCE, Run
 from sartor.runs.archive import to_numpy
 from sartor.runs.storage import read_state, write_state
+from sartor.training.settings import measured_by
 from tests.laws import CASES, Case
 from tests.toys import CPU, Frozen, assert_same, federation, net_task, outcome, run, simulation
 
@@ -185,6 +188,25 @@ def test_other_frozen_parts_are_refused() -> None:
 )
 def test_separate_clients_give_the_numbers_of_the_simulation(case: Case) -> None:
     check_same(case)
+
+
+def test_clients_report_the_measure_that_they_are_compared_by() -> None:
+    """Each works out the AUROC of its own samples; the server takes what the simulation has."""
+
+    def make() -> Task:
+        metric = chosen_metric("classification", "auroc")
+        return replace(net_task(), measure=measured_by(metric, "classification"))
+
+    case, fed = Case("fedavg"), federation(sizes=SIZES)
+    clients = clients_of(case, fed, make=make)
+    loop = Loopback({name: client.answer for name, client in clients.items()})
+    server = trained(coordinator(case, fed, loop, make=make, points=("pre",), measure="auroc"))
+    task = make()
+    settings = {"points": ("pre",), "participation": "at_least:0.6"}
+    alike = run(simulation(case.build(task), task, [fed], **settings))
+    found, wanted = (s.scores()["pre", "test"].measured for s in (server.simulation, alike))
+    assert found is not None
+    np.testing.assert_allclose(found, wanted, atol=1e-12)
 
 
 def test_single_precision_gives_the_numbers_of_the_simulation() -> None:

@@ -25,7 +25,7 @@ from sartor.results.exporting import FORMATS, export, export_folder
 from sartor.results.gains import gain_table
 from sartor.results.metrics import Array
 from sartor.results.readings import Readings
-from sartor.results.score_table import calibration_table, confusion_table, score
+from sartor.results.score_table import calibration_table, class_answers, confusion_table, score
 from sartor.results.scores import COUNTERS, ONCE, Ledger, Run, Scores
 from sartor.results.selection import candidates_table, weights_table
 from sartor.results.serving import Prediction, predict
@@ -405,7 +405,8 @@ class Result(Readings):
         (chosen,) = self._indices(run)
         clients = [*range(len(self.clients))] if client is None else [self.client_index(client)]
         models = functools.partial(self.model, run=chosen)
-        return make(self, models, federation, split, clients, chosen)
+        y, p = class_answers(self, models, federation, split, clients, chosen)
+        return make(self, y, p, split)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the result with the models of all clients, for ``sartor.load``.

@@ -183,16 +183,8 @@ def _all_clients(
     ]
 
 
-def confusion_table(
-    result: Readings,
-    network: Callable[[int], nn.Module],
-    federation: Federation,
-    split: str,
-    clients: list[int],
-    run: int,
-) -> Table:
-    """Return how often each class was answered with each, over the samples of some clients."""
-    y, p = _together(result, network, federation, split, clients, run)
+def confusion_table(result: Readings, y: Array, p: Array, split: str) -> Table:
+    """Return how often each class was answered with each."""
     names = result.facts().get("class_names") or [str(k) for k in range(p.shape[1])]
     rows = [[f"true {a}", *row] for a, row in zip(names, measures.confusion(y, p), strict=True)]
     columns = [f"answered {name}" for name in names]
@@ -200,19 +192,11 @@ def confusion_table(
     return Table(["", *columns], rows, formats=dict.fromkeys(columns, "count"), title=title)
 
 
-def calibration_table(
-    result: Readings,
-    network: Callable[[int], nn.Module],
-    federation: Federation,
-    split: str,
-    clients: list[int],
-    run: int,
-) -> Table:
+def calibration_table(result: Readings, y: Array, p: Array, split: str) -> Table:
     """Return mean probability, share of positives and samples of every bin that is not empty.
 
     Of more than two classes it is the probability of the likeliest, and whether it is right.
     """
-    y, p = _together(result, network, federation, split, clients, run)
     if p.shape[1] == 2:
         chance, truth, meaning = p[:, 1], y, "positive"
     else:
@@ -225,7 +209,7 @@ def calibration_table(
     return Table(columns, rows, formats=formats, notes=notes, title=title)
 
 
-def _together(
+def class_answers(
     result: Readings,
     network: Callable[[int], nn.Module],
     federation: Federation,
@@ -233,6 +217,7 @@ def _together(
     clients: list[int],
     run: int,
 ) -> tuple[Array, Array]:
+    """Return labels and probabilities of the samples of some clients, one after the other."""
     if federation.task != "classification":
         raise ConfigError(
             f"Confusion and calibration are of classes, and this task is {federation.task}; see "
